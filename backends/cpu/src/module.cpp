@@ -1,0 +1,3 @@
+#include <pybind11/pybind11.h>
+
+PYBIND11_MODULE(_native, m) { m.doc() = "trueup's native CPU kernels."; }
