@@ -1,0 +1,11 @@
+"""Reading GGUF: a bounded parser of our own, with the `gguf` package's constants and dequantization."""
+
+from __future__ import annotations
+
+from .errors import GGUFError, UnsupportedTypeError
+from .file import GGUFFile, open_gguf
+from .keys import Keys
+from .strings import StringArray
+from .tensors import Tensors
+
+__all__ = ["GGUFError", "GGUFFile", "Keys", "StringArray", "Tensors", "UnsupportedTypeError", "open_gguf"]
