@@ -26,7 +26,8 @@ class GGUFFile:
     `path` is the (first) file, `files` all of them; `size` their bytes. `metadata` holds int, float, bool and str,
     read-only NumPy arrays for arrays of numbers and bools (of the file's own type: u64 stays exact), StringArray for
     arrays of strings, lists of these for nested arrays; `value_types` gives each key's GGUF types, outermost first, as
-    `(ARRAY, UINT64)`. `tensors` holds Weights, shapes in NumPy's order (`[out, in]`), in the files' order.
+    `(ARRAY, UINT64)`, and `key_offsets` the byte at which it stands. `tensors` holds Weights in the files' order,
+    shapes in NumPy's order (`[out, in]`).
 
     Weights keep their memory map alive, and the map its file: they may outlive this object.
     """
@@ -39,6 +40,7 @@ class GGUFFile:
         self.version, self.alignment = first.version, first.alignment
         self.metadata: Mapping[str, Any] = MappingProxyType(first.metadata)
         self.value_types: Mapping[str, tuple[GGUFValueType, ...]] = MappingProxyType(first.value_types)
+        self.key_offsets: Mapping[str, int] = MappingProxyType(first.offsets)
         self.tensors: Mapping[str, Weight] = MappingProxyType(
             {name: w for h, m in zip(headers, maps, strict=True) for name, w in _weights(h, m)}
         )

@@ -1,11 +1,11 @@
-"""Metadata read by type: what a model needs from its keys, or an error that names the key. Supplies no default by itself.
+"""Metadata read by type: what a model needs from its keys, or an error that names the key. Invents no default.
 
 Remembers what was asked for, so that a loader can tell which keys no one read.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from gguf.constants import GGUFValueType
@@ -55,37 +55,49 @@ class Keys:
             return default
         return self.required(name, kind, minimum=minimum, maximum=maximum)
 
+    @overload
+    def array(self, name: str, kind: type[str], *, length: int | None = None) -> StringArray: ...
+    @overload
     def array(
         self,
         name: str,
-        kind: type[T],
+        kind: type[int] | type[float] | type[bool],
         *,
         length: int | None = None,
-        minimum: T | None = None,
-        maximum: T | None = None,
-    ) -> NDArray[Any]:
-        """An array of numbers or bools that must be there, of the file's own type, with exactly `length` entries."""
-        self._array(name, kind, length)
-        a: NDArray[Any] = self.file.metadata[name]
-        if a.size and kind is not bool:
+        minimum: float | None = None,
+        maximum: float | None = None,
+    ) -> NDArray[Any]: ...
+    def array(
+        self,
+        name: str,
+        kind: type,
+        *,
+        length: int | None = None,
+        minimum: float | None = None,
+        maximum: float | None = None,
+    ) -> NDArray[Any] | StringArray:
+        """An array that must be there, with exactly `length` entries.
+
+        Numbers and bools as a read-only NumPy array of the file's own type, strings as StringArray.
+        """
+        self._find(name)
+        self._check_type(name, (list, kind))
+        a: NDArray[Any] | StringArray = self.file.metadata[name]
+        if length is not None and len(a) != length:
+            raise self.error(name, "array is of the wrong length", found=len(a), expected=length)
+        if isinstance(a, np.ndarray) and a.size:
             for i in (int(np.argmin(a)), int(np.argmax(a))):
                 self._check_range(name, a[i].item(), minimum, maximum, f"[{i}]")
         return a
-
-    def strings(self, name: str, *, length: int | None = None) -> StringArray:
-        """An array of strings that must be there, with exactly `length` entries."""
-        self._array(name, str, length)
-        value: StringArray = self.file.metadata[name]
-        return value
 
     def has(self, name: str) -> bool:
         """Whether the file has the key; does not count as reading it."""
         return name in self.file.metadata
 
     def token_id(self, name: str, vocab: int | None = None) -> int | None:
-        """A special token's id, None where the file lacks it. Checked against a vocabulary of `vocab`, where one is known.
+        """A special token's id, below `vocab`; None where the file lacks the key.
 
-        Without a vocabulary an id is kept as long as it is one: 0 to 2^31 - 1, which -1 in either width is not.
+        Without a vocabulary every id is kept that can be one: 0 to 2^31 - 1, so -1 as i32 or u32 is none.
         """
         return self.optional(name, int, None, minimum=0, maximum=(2**31 if vocab is None else vocab) - 1)
 
@@ -95,19 +107,13 @@ class Keys:
 
     def error(self, name: str, problem: str, **contrast: object) -> GGUFError:
         """An error about a key of this file, for the caller to raise."""
-        return GGUFError(problem, path=self.file.path, key=name, **contrast)  # type: ignore[arg-type]
+        at = self.file.key_offsets.get(name)
+        return GGUFError(problem, path=self.file.path, key=name, offset=at, **contrast)  # type: ignore[arg-type]
 
     def _find(self, name: str) -> None:
         if name not in self.file.metadata:
             raise self.error(name, "key is missing")
         self.read.add(name)
-
-    def _array(self, name: str, kind: type, length: int | None) -> None:
-        self._find(name)
-        self._check_type(name, (list, kind))
-        n = len(self.file.metadata[name])
-        if length is not None and n != length:
-            raise self.error(name, "array is of the wrong length", found=n, expected=length)
 
     def _check_type(self, name: str, kinds: tuple[type, ...]) -> None:
         types = self.file.value_types[name]

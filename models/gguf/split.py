@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import GGUFError
+from .errors import GGUFError, clip
 from .parse import Header
 
-_SHARD = re.compile(r"(?P<stem>.*)-(?P<no>\d{5,})-of-(?P<count>\d{5,})\.gguf", re.DOTALL)
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<no>\d{5}|[1-9]\d{5,})-of-(?P<count>\d{5}|[1-9]\d{5,})\.gguf", re.DOTALL)
 _PER_FILE = ("general.alignment", "split.no")
 
 
@@ -30,8 +30,9 @@ def pick(folder: Path) -> Path:
         return next(iter(found.values()))
     if not found:
         raise GGUFError("folder holds no .gguf file", path=folder)
-    names = ", ".join(p.name for p in found.values())
-    raise GGUFError("folder holds more than one model: name one", path=folder, found=names)
+    names = [p.name for p in found.values()]
+    few = ", ".join(names[:8]) + (" and others" if len(names) > 8 else "")
+    raise GGUFError("folder holds more than one model: name one", path=folder, found=few)
 
 
 def load_set(path: Path, load: Callable[[Path], Header]) -> list[Header]:
@@ -116,7 +117,9 @@ def _number(h: Header, key: str) -> int | None:
     value = h.metadata.get(key)
     if value is None or (type(value) is int and value >= 0):
         return value
-    raise GGUFError("value is of no use", path=h.path, key=key, offset=h.offsets[key], found=value, expected="a count")
+    raise GGUFError(
+        "value is of no use", path=h.path, key=key, offset=h.offsets[key], found=clip(value), expected="a count"
+    )
 
 
 def _missing(h: Header, key: str) -> GGUFError:

@@ -26,9 +26,10 @@ class Tensors:
     def take(
         self, name: str, *, shape: Sequence[int | None] | None = None, dtypes: Collection[str] | None = None
     ) -> Weight:
-        """The weight of this name, which must be there, of this shape (NumPy's order; None: any) and one of these types.
+        """The weight of this name, which must be there, of this shape and one of these types.
 
-        GGUFError with the file, the tensor, what was found and what was expected. Taking one twice is fine: tied weights.
+        A shape is in NumPy's order, None in it admits any number. GGUFError with the file, the tensor, what was found and what was expected. A weight may be taken twice, as tied
+        ones are.
         """
         w = self.take_optional(name, shape=shape, dtypes=dtypes)
         if w is None:
