@@ -28,8 +28,8 @@ class Tensors:
     ) -> Weight:
         """The weight of this name, which must be there, of this shape and one of these types.
 
-        A shape is in NumPy's order, None in it admits any number. GGUFError with the file, the tensor, what was found and what was expected. A weight may be taken twice, as tied
-        ones are.
+        A shape is in NumPy's order, None in it admits any number. GGUFError with the file, the tensor, what was found
+        and what was expected. A weight may be taken twice, as tied ones are.
         """
         w = self.take_optional(name, shape=shape, dtypes=dtypes)
         if w is None:
