@@ -1,3 +1,7 @@
-#include <pybind11/pybind11.h>
+#include "bind/bind.hpp"
 
-PYBIND11_MODULE(_native, m) { m.doc() = "trueup's native CPU kernels."; }
+PYBIND11_MODULE(_native, m) {
+    m.doc() = "trueup's native CPU kernels: arrays in, results written into given arrays, all arguments checked before any work.";
+    trueup::bind_runtime(m);
+    trueup::bind_linear(m);
+}

@@ -1,0 +1,10 @@
+// One function a file of bindings; module.cpp calls them all.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace trueup {
+
+void bind_runtime(pybind11::module_& m);
+void bind_linear(pybind11::module_& m);
+
+}  // namespace trueup

@@ -1,0 +1,25 @@
+"""What a backend is: the contract, the table of kernels, and two base classes that make a backend of such a table."""
+
+from .addressed import AddressedTarget, Context
+from .contract import API, Backend, Capabilities, Device, Executable, Memory, Storage, Support, Target
+from .kernels import KernelTable, body_kernel
+from .managed import ManagedTarget
+from .memory import HostMemory
+
+__all__ = [
+    "API",
+    "AddressedTarget",
+    "Backend",
+    "Capabilities",
+    "Context",
+    "Device",
+    "Executable",
+    "HostMemory",
+    "KernelTable",
+    "ManagedTarget",
+    "Memory",
+    "Storage",
+    "Support",
+    "Target",
+    "body_kernel",
+]

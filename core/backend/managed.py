@@ -1,0 +1,185 @@
+"""Backends whose arrays are immutable values of a library (NumPy, torch, MLX): kernels return results.
+
+A kernel gets arrays and returns its results, then the next version of each state that it writes, in the order of its
+parameters. This class threads the versions in effect order. Poison and canaries do not apply: nothing is written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.core.graph import Node, State, Value
+from trueup.core.passes.fuse import Pattern
+from trueup.core.plan import Plan
+from trueup.core.types import TensorType
+from trueup.core.weight import Weight
+
+from .contract import YES, Device, Executable, Storage, Support, Target, row_array
+from .host import FallbackStep, Prologue, resolve
+from .kernels import Kernel, KernelTable
+
+
+class Cell:
+    """A handle: it holds the current version of an array."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class ManagedMemory:
+    """Memory over immutable arrays. A library other than NumPy overrides the conversions and the row operations."""
+
+    def array(self, array: NDArray[Any]) -> Any:
+        """A library array of this NumPy array; a copy."""
+        out = np.array(array)
+        out.setflags(write=False)
+        return out
+
+    def numpy(self, value: Any) -> NDArray[Any]:
+        return np.array(value)
+
+    def set_rows(self, value: Any, rows: NDArray[np.intp], part: Any) -> Any:
+        """A new array with these rows replaced."""
+        out = np.array(value)
+        out[rows] = part
+        out.setflags(write=False)
+        return out
+
+    def take_rows(self, value: Any, rows: NDArray[np.intp]) -> Any:
+        return value[rows]
+
+    def allocate(self, type: TensorType) -> Cell:
+        return Cell(self.array(np.zeros(type.shape, type.element.numpy)))
+
+    def free(self, handle: Cell) -> None:
+        handle.value = None
+
+    def upload(self, handle: Cell, array: NDArray[Any]) -> None:
+        handle.value = self.array(array)
+
+    def download(self, handle: Cell) -> NDArray[Any]:
+        return self.numpy(handle.value)
+
+    def read_rows(self, handle: Cell, rows: Sequence[int]) -> NDArray[Any]:
+        return self.numpy(self.take_rows(handle.value, row_array(rows)))
+
+    def write_rows(self, handle: Cell, rows: Sequence[int], array: NDArray[Any]) -> None:
+        handle.value = self.set_rows(handle.value, row_array(rows), self.array(array))
+
+    def copy_rows(self, handle: Cell, to: Sequence[int], source: Sequence[int]) -> None:
+        handle.value = self.set_rows(handle.value, row_array(to), self.take_rows(handle.value, row_array(source)))
+
+    def fill_rows(self, handle: Cell, rows: Sequence[int], value: float) -> None:
+        handle.value = self.set_rows(handle.value, row_array(rows), value)
+
+
+class ManagedTarget(Target):
+    """A target made of a table of kernels over immutable arrays."""
+
+    memory: ManagedMemory
+
+    def __init__(self, name: str, device: Device, kernels: KernelTable, memory: ManagedMemory | None = None) -> None:
+        self.name, self.device, self.kernels = name, device, kernels
+        self.memory = memory or ManagedMemory()
+
+    @property
+    def patterns(self) -> Sequence[Pattern]:
+        return self.kernels.fusions
+
+    def supports(self, node: Node) -> Support:
+        return YES if node.op.view else self.kernels.find(node.op, node.types, node.attrs)[1]
+
+    def accepts(self, pattern: Pattern, types: Sequence[Any], attrs: Mapping[str, Any]) -> Support:
+        return self.kernels.find(pattern, types, attrs)[1]
+
+    def kernel(self, node: Node) -> Kernel:
+        kernel, answer = self.kernels.find(node.op, node.types, node.attrs)
+        if kernel is None:
+            raise LookupError(f"{self.name}: {node.describe()}: {answer.reason}")
+        return kernel
+
+    def prepare_weight(self, weight: Weight) -> Any:
+        return self.memory.array(np.asarray(weight))
+
+    def run_view(self, node: Node, value: Any) -> Any:
+        """A view op on a library array; its body uses nothing but reshape and slices."""
+        return node.op.body(value, **node.attrs)
+
+    def set_region(self, root: Any, state: State, part: Any) -> Any:
+        """A new version of a state with one region replaced."""
+        out = np.array(root)
+        state.slice(out)[...] = part
+        out.setflags(write=False)
+        return out
+
+    def compile(self, plan: Plan, storage: Storage) -> Executable:
+        return ManagedExecutable(plan, self, storage)
+
+
+class ManagedExecutable(Executable):
+    """Evaluates the plan's order on library arrays."""
+
+    def __init__(self, plan: Plan, target: ManagedTarget, storage: Storage) -> None:
+        self.plan, self.target, self.storage = plan, target, storage
+        self.prologue = Prologue(plan, storage.host_states)
+        self.weights = {v: storage.weight(v.data, target) for v in _device_weights(plan) if v.data is not None}
+        self.env: dict[Value, Any] = {}
+        self.fallback_bytes = 0
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        graph, memory, target = self.plan.graph, self.target.memory, self.target
+        env = self.env = dict(self.weights)
+        env.update((v, memory.array(inputs[name])) for name, v in graph.inputs.items())
+        env.update((v, memory.array(a)) for v, a in self.prologue.run(inputs).items())
+        for n in self.plan.order:
+            if n.op.view:
+                env[n.outputs[0]] = target.run_view(n, resolve(n.inputs[0], self._get))
+            elif n in self.plan.kernels:
+                self._call(n)
+            else:
+                self._fall_back(n)
+        out = {name: memory.numpy(env[v]) for name, v in graph.outputs.items()}
+        self.env = {}
+        return out
+
+    def _get(self, v: Value) -> Any:
+        if isinstance(v, State):
+            return v.slice(self.storage.states[v.root.name].value)
+        return self.env[v]
+
+    def _call(self, n: Node) -> None:
+        returned = self.plan.kernels[n].run(*(resolve(g, self._get) for g in n.inputs), **n.attrs)
+        results = returned if isinstance(returned, tuple) else () if returned is None else (returned,)
+        written = [s for s, writes in n.effects if writes]
+        if len(results) != len(n.outputs) + len(written):
+            raise TypeError(
+                f"{self.target.name}: the kernel of {n} returned {len(results)} arrays, expected {len(n.outputs)} results "
+                f"and {len(written)} states"
+            )
+        self.env.update(zip(n.outputs, results, strict=False))
+        for s, version in zip(written, results[len(n.outputs) :], strict=True):
+            cell = self.storage.states[s.root.name]
+            cell.value = version if s.root is s else self.target.set_region(cell.value, s, version)
+
+    def _fall_back(self, n: Node) -> None:
+        cells = {v: Cell(self.env[v]) for v in n.values if not isinstance(v, State) and v.data is None}
+        cells.update((o, Cell(None)) for o in n.outputs)
+
+        def handle(v: Value) -> Cell:
+            cell: Cell = self.storage.states[v.root.name] if isinstance(v, State) else cells[v]
+            return cell
+
+        step = FallbackStep(n, self.target.memory, handle)
+        step.run()
+        self.fallback_bytes += step.bytes
+        self.env.update((o, cells[o].value) for o in n.outputs)
+
+
+def _device_weights(plan: Plan) -> list[Value]:
+    return [v for v in plan.graph.weights.values() if any(v in n.values for n in plan.order)]

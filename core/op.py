@@ -1,0 +1,243 @@
+"""One definition per operation: the `@op` decorator, and what calling an op does. Knows graphs; knows no backend.
+
+    @op("scores[rows, candidates] -> values[rows, k], indices[rows, k]:i32")
+    def top_k(scores, *, k: int):
+        '''The k largest entries of each row, in falling order. …'''
+        …NumPy…
+
+The function is the signature (every axis named), the semantics (its body, in NumPy) and the specification (its docstring).
+Called on arrays it computes, called on graph values it records a node; both calls are checked alike. Positional parameters
+are tensors, keyword-only ones attributes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from .errors import ArgumentError, SignatureError
+from .graph import Graph, Input, State, Value
+from .signature import Param, Signature
+from .types import TensorType
+from .weight import Weight
+
+OPS: dict[str, Op] = {}
+"""Every op, by name."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call must do at least: floating-point operations, and bytes read and written once each."""
+
+    flops: int
+    bytes: int
+
+
+class Operation(Protocol):
+    """What a node calls: an op, or a fusion of several (`passes.fuse.Pattern`)."""
+
+    name: str
+    params: tuple[Param, ...]
+    results: tuple[Param, ...]
+    view: bool
+    body: Callable[..., Any]
+    decomposition: Callable[..., Any] | None
+
+    @property
+    def signature_text(self) -> str: ...
+
+    def layout(self, type: TensorType, attrs: Mapping[str, Any]) -> tuple[int, tuple[int, ...]] | None: ...
+
+
+class Op:
+    """An operation, made by `@op`."""
+
+    def __init__(self, signature: str, body: Callable[..., Any], *, view: bool = False) -> None:
+        self.name, self.body, self.view = body.__name__, body, view
+        self.__doc__ = inspect.getdoc(body)
+        self.decomposition: Callable[..., Any] | None = None
+        self._cost: Callable[..., Cost] | None = None
+        self._python = inspect.signature(body, eval_str=True)
+        parameters = list(self._python.parameters.values())
+        self.attributes = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+        for p in self.attributes.values():
+            if p.annotation not in (int, float, bool, str):
+                raise SignatureError(f"{self.name}: attribute {p.name} must be annotated int, float, bool or str")
+        integers = frozenset(p.name for p in self.attributes.values() if p.annotation is int)
+        self.signature = Signature.parse(self.name, signature, integers)
+        self.params, self.results = self.signature.params, self.signature.results
+        self._agree([p for p in parameters if p.kind is not p.KEYWORD_ONLY])
+
+    def _agree(self, tensors: list[inspect.Parameter]) -> None:
+        """The Python function and the signature name the same things."""
+        if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in tensors):
+            raise SignatureError(f"{self.name}: tensors are plain positional parameters; a list is one parameter")
+        if [p.name for p in tensors] != [p.name for p in self.params]:
+            raise SignatureError(
+                f"{self.name}: the signature names {[p.name for p in self.params]}, the function {[p.name for p in tensors]}"
+            )
+        for p, declared in zip(tensors, self.params, strict=True):
+            if declared.optional != (p.default is None) or (p.default is not None and p.default is not p.empty):
+                raise SignatureError(f"{self.name}: {p.name} must be 'name?' with '= None', or neither")
+        if self.view and (len(self.results) != 1 or any(p.mutates for p in self.params)):
+            raise SignatureError(f"{self.name}: a view has one result and mutates nothing")
+
+    @property
+    def signature_text(self) -> str:
+        return self.signature.text
+
+    def decompose(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the op in terms of smaller ops: the same parameters, called on graph values."""
+        self.decomposition = function
+        return function
+
+    def costs(self, function: Callable[..., Cost]) -> Callable[..., Cost]:
+        """Register the cost: the same parameters, called on types."""
+        self._cost = function
+        return function
+
+    def cost(self, types: Sequence[Any], attrs: Mapping[str, Any]) -> Cost:
+        """At least what the op must do; by default each argument and result once, and no arithmetic."""
+        if self._cost is not None:
+            return self._cost(*types, **attrs)
+        flat = [t for g in types if g is not None for t in (g if isinstance(g, tuple) else (g,))]
+        return Cost(0, sum(t.nbytes for t in (*flat, *self.signature.infer(types, attrs))))
+
+    # -- calling -------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors, attrs = self._bind(args, kwargs)
+        values = [
+            (p, v)
+            for p, given in zip(self.params, tensors, strict=True)
+            if given is not None
+            for v in (given if p.variadic else (given,))
+        ]
+        graph = next((v.graph for _, v in values if isinstance(v, Value)), None)
+        if graph is None:
+            return self._compute(tensors, attrs)
+        for p, v in values:
+            if not isinstance(v, Value):
+                raise ArgumentError(
+                    f"{self.name}: {p.name} is {type(v).__name__}, among graph values; use graph.constant or graph.weight"
+                )
+            if v.graph is not graph:
+                raise ArgumentError(f"{self.name}: {p.name} ({v!r}) is a value of another graph")
+            if p.mutates and not isinstance(v, State) and not graph.pattern:
+                raise ArgumentError(f"{self.name}: {p.name} is mutated, so it must be a state; got {v!r}")
+        return self._record(graph, tensors, attrs)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        try:
+            bound = self._python.bind(*args, **kwargs)
+        except TypeError as e:
+            hint = ""
+            if len(args) > len(self.params) and self.attributes:
+                hint = f" ({', '.join(self.attributes)} by keyword only)"
+            raise ArgumentError(f"{self.name}: {e}{hint}; signature: {self.signature.text}") from None
+        bound.apply_defaults()
+        tensors = []
+        for p in self.params:
+            given = bound.arguments[p.name]
+            if given is None and not p.optional:
+                raise ArgumentError(f"{self.name}: {p.name} is not optional")
+            if p.variadic and not isinstance(given, list | tuple):
+                raise ArgumentError(f"{self.name}: {p.name} is a list of tensors, got {type(given).__name__}")
+            tensors.append(tuple(given) if p.variadic else given)
+        lists = {p.name: len(t) for p, t in zip(self.params, tensors, strict=True) if p.variadic}
+        if len(set(lists.values())) > 1:
+            raise ArgumentError(f"{self.name}: the lists differ in length: {lists}")
+        return tensors, {k: bound.arguments[k] for k in self.attributes}
+
+    def _attributes(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        out = {}
+        for k, v in attrs.items():
+            want = self.attributes[k].annotation
+            if isinstance(v, np.integer | np.floating | np.bool_):
+                v = v.item()
+            if want is float and type(v) is int:
+                v = float(v)
+            if type(v) is not want:
+                raise ArgumentError(f"{self.name}: the attribute {k} must be {want.__name__}, got {v!r}")
+            out[k] = v
+        return out
+
+    def _compute(self, tensors: list[Any], attrs: dict[str, Any]) -> Any:
+        attrs = self._attributes(attrs)
+        tensors = [
+            tuple(map(_array, t)) if p.variadic else None if t is None else _array(t)
+            for p, t in zip(self.params, tensors, strict=True)
+        ]
+        types = [tuple(map(TensorType.of, t)) if isinstance(t, tuple) else t if t is None else TensorType.of(t) for t in tensors]
+        expected = self.signature.infer(types, attrs)
+        out = self.body(*tensors, **attrs)
+        check_results(self, expected, out)
+        return out
+
+    def _record(self, graph: Graph, tensors: list[Any], attrs: dict[str, Any]) -> Any:
+        inputs: tuple[Input, ...] = tuple(tensors)
+        if graph.pattern:
+            types: Sequence[Any] = [None] * len(self.results)
+        else:
+            attrs = self._attributes(attrs)
+            types = self.signature.infer([tuple(x.type for x in t) if isinstance(t, tuple) else t and t.type for t in tensors], attrs)
+        outs = graph.record(self, inputs, attrs, types)
+        return outs[0] if len(outs) == 1 else tuple(outs) if outs else None
+
+    def layout(self, type: TensorType, attrs: Mapping[str, Any]) -> tuple[int, tuple[int, ...]] | None:
+        """For a view: offset and strides of the result in the argument's storage, in elements; None: it needs a copy."""
+        return _layout(self.body, type.shape, type.strides or type.row_major(), tuple(attrs.items()))
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.signature.text})"
+
+
+def op(signature: str, *, view: bool = False) -> Callable[[Callable[..., Any]], Op]:
+    """Define an op; see the module. `view`: the result is the first argument's storage, reshaped or sliced."""
+
+    def make(body: Callable[..., Any]) -> Op:
+        if body.__name__ in OPS:
+            raise SignatureError(f"op {body.__name__} is defined twice")
+        if not inspect.getdoc(body):
+            raise SignatureError(f"op {body.__name__} has no docstring, which is its specification")
+        OPS[body.__name__] = made = Op(signature, body, view=view)
+        return made
+
+    return make
+
+
+def check_results(op: Operation, expected: Sequence[TensorType], out: Any) -> tuple[Any, ...]:
+    """The results of a body as a tuple; ArgumentError where they are not of the inferred types."""
+    results = () if out is None else out if isinstance(out, tuple) else (out,)
+    found = [TensorType.of(r) for r in results]
+    if list(expected) != found:
+        raise ArgumentError(
+            f"{op.name}: the body returned {', '.join(map(str, found)) or 'nothing'} "
+            f"where the signature gives {', '.join(map(str, expected)) or 'nothing'}"
+        )
+    return results
+
+
+def _array(x: Any) -> Any:
+    return x if isinstance(x, np.ndarray | Weight) else np.asarray(x)
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(
+    body: Callable[..., Any], shape: tuple[int, ...], strides: tuple[int, ...], attrs: tuple[tuple[str, Any], ...]
+) -> tuple[int, tuple[int, ...]] | None:
+    if 0 in shape:
+        result = body(np.empty(shape, np.uint8), **dict(attrs))
+        return 0, TensorType(result.shape).row_major()
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    storage = np.empty(extent, np.uint8)  # one byte an element: strides in bytes are strides in elements
+    source = np.lib.stride_tricks.as_strided(storage, shape, strides)
+    result = body(source, **dict(attrs))
+    if not np.may_share_memory(result, storage):
+        return None
+    return result.ctypes.data - storage.ctypes.data, result.strides

@@ -1,0 +1,37 @@
+"""Schedule: a legal order of a graph's nodes. Program order by default; any other legal order must give the same bits."""
+
+from __future__ import annotations
+
+import random
+
+from trueup.core.graph import Graph, Node
+
+from .verify import verify_order
+
+
+def schedule(graph: Graph, *, rng: random.Random | None = None) -> list[Node]:
+    """The nodes in program order, or, with `rng`, in a random order that respects every edge."""
+    if rng is None:
+        order = list(graph.nodes)
+        if graph.constraints:
+            verify_order(graph, order)
+        return order
+    edges = graph.edges()
+    waits = {n: len(b) for n, b in edges.items()}
+    after: dict[Node, list[Node]] = {n: [] for n in edges}
+    for n, before in edges.items():
+        for b in before:
+            after[b].append(n)
+    ready = [n for n in edges if not waits[n]]
+    order = []
+    while ready:
+        i = rng.randrange(len(ready))
+        ready[i], ready[-1] = ready[-1], ready[i]
+        n = ready.pop()
+        order.append(n)
+        for a in after[n]:
+            waits[a] -= 1
+            if not waits[a]:
+                ready.append(a)
+    verify_order(graph, order, edges)
+    return order

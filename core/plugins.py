@@ -1,0 +1,315 @@
+"""The plugin host: finds plugins by entry points of the group `trueup`, loads them one at a time, and judges what they bring.
+
+The backends in the tree come through the same door as anyone's. A plugin that fails to import, registers a bad hook, takes
+a name that is taken, returns a wrong type or speaks another version of the contract is recorded as broken, with its
+distribution, version and reason, and disturbs nobody. Names in the tree are looked up first, so that a slow or broken third
+party is not even imported for `--backend cpu`.
+
+`TRUEUP_PLUGINS` lists the third-party plugins that may load, by entry-point name and comma-separated; set but empty it is
+the safe mode: none.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+from .backend import API, Backend, Device
+from .errors import Unavailable
+
+GROUP = "trueup"
+hookspec = pluggy.HookspecMarker(GROUP)
+hookimpl = pluggy.HookimplMarker(GROUP)
+"""Marks a plugin's hook implementations."""
+
+
+class Hooks:
+    """What a plugin may implement."""
+
+    @hookspec
+    def trueup_backends(self) -> list[type[Backend]]:
+        """Backend classes."""
+        raise AssertionError
+
+    @hookspec
+    def trueup_ops(self) -> list[Any]:
+        """Ops made by `trueup.core.op.op`; importing the module that defines them is enough, returning them lists them."""
+        raise AssertionError
+
+    @hookspec
+    def trueup_architectures(self) -> list[Any]:
+        """Architecture classes (`trueup.models.Architecture`)."""
+        raise AssertionError
+
+    @hookspec
+    def trueup_drafters(self) -> list[Any]:
+        """Drafter classes, for speculative decoding."""
+        raise AssertionError
+
+    @hookspec
+    def trueup_commands(self, cli: Any) -> None:
+        """Add commands to the Typer application `cli`."""
+        raise AssertionError
+
+
+@dataclass
+class Plugin:
+    """An entry point and what became of it. `status` is "ok", "broken" or "blocked" (not on the allow-list)."""
+
+    name: str
+    module: str
+    dist: str
+    version: str
+    status: str = "ok"
+    reason: str = ""
+    provides: dict[str, list[str]] = field(default_factory=dict)
+
+    def fail(self, reason: str) -> None:
+        self.status, self.reason = "broken", " ".join(reason.split())
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """A backend as `trueup backends` shows it."""
+
+    name: str
+    plugin: str
+    dist: str
+    version: str
+    api: tuple[int, int]
+    available: bool
+    reason: str
+    devices: tuple[Device, ...]
+
+
+class PluginHost:
+    """Loads plugins and keeps what they bring, by name. Tests make their own; everyone else uses `host()`."""
+
+    def __init__(self, points: Iterable[EntryPoint] | None = None, *, allow: str | None = None) -> None:
+        """`points`: the entry points, by default those installed; `allow`: the allow-list, by default TRUEUP_PLUGINS."""
+        found = list(entry_points(group=GROUP) if points is None else points)
+        self._points = sorted(found, key=lambda p: (_dist(p) != "trueup", p.name))
+        allowed = os.environ.get("TRUEUP_PLUGINS") if allow is None else allow
+        self._allowed = None if allowed is None else {n.strip() for n in allowed.split(",") if n.strip()}
+        self._manager = pluggy.PluginManager(GROUP)
+        self._manager.add_hookspecs(Hooks)
+        self.plugins: list[Plugin] = []
+        self.backends: dict[str, tuple[type[Backend], Plugin]] = {}
+        self.architectures: dict[str, tuple[Any, Plugin]] = {}
+        self.drafters: dict[str, tuple[Any, Plugin]] = {}
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def load(self, *, third_party: bool = True) -> PluginHost:
+        """Load what is not loaded yet: the plugins in the tree, then, unless told otherwise, the others."""
+        left = []
+        for point in self._points:
+            if _dist(point) == "trueup" or third_party:
+                self._load(point)
+            else:
+                left.append(point)
+        self._points = left
+        return self
+
+    def _load(self, point: EntryPoint) -> None:
+        dist, version = _dist(point), point.dist.version if point.dist else "?"
+        plugin = Plugin(point.name, point.value, dist, version)
+        self.plugins.append(plugin)
+        if dist != "trueup" and self._allowed is not None and point.name not in self._allowed:
+            plugin.status, plugin.reason = "blocked", "not on the allow-list TRUEUP_PLUGINS"
+            return
+        if any(p.name == point.name and p.status == "ok" and p is not plugin for p in self.plugins):
+            plugin.fail(f"the plugin name '{point.name}' is taken")
+            return
+        try:
+            module = point.load()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # a plugin may even call sys.exit while it is imported
+            plugin.fail(f"import failed: {_text(e)}")
+            return
+        try:
+            self._manager.register(module, name=point.name)
+            unknown = [n for n in dir(module) if n.startswith("trueup_") and not hasattr(Hooks, n)]
+            if unknown:
+                raise ValueError(f"unknown hook {unknown[0]}; known are {', '.join(n for n in dir(Hooks) if n[:7] == 'trueup_')}")
+            accepted = self._collect(plugin, module)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
+            if self._manager.has_plugin(point.name):
+                self._manager.unregister(name=point.name)
+            plugin.fail(_text(e))
+            return
+        for table, name, made in accepted:
+            table[name] = (made, plugin)
+
+    def _collect(self, plugin: Plugin, module: Any) -> list[tuple[dict[str, Any], str, Any]]:
+        """What the plugin's hooks return, checked as a whole: a plugin brings all of it or nothing."""
+        accepted: list[tuple[dict[str, Any], str, Any]] = []
+        kinds: list[tuple[str, dict[str, Any], Callable[[Any], str]]] = [
+            ("trueup_backends", self.backends, _check_backend),
+            ("trueup_architectures", self.architectures, _named),
+            ("trueup_drafters", self.drafters, _named),
+        ]
+        for hook, table, check in kinds:
+            for made in self._call(module, hook):
+                name = check(made)
+                if name in table:
+                    owner = table[name][1]
+                    raise ValueError(f"the name '{name}' is taken by plugin {owner.name} ({owner.dist} {owner.version})")
+                if any(t is table and n == name for t, n, _ in accepted):
+                    raise ValueError(f"{hook} returns the name '{name}' twice")
+                accepted.append((table, name, made))
+                plugin.provides.setdefault(hook.removeprefix("trueup_"), []).append(name)
+        for made in self._call(module, "trueup_ops"):
+            plugin.provides.setdefault("ops", []).append(made.name)
+        return accepted
+
+    def _call(self, module: Any, hook: str) -> list[Any]:
+        if not hasattr(module, hook):
+            return []
+        if self._manager.parse_hookimpl_opts(module, hook) is None:
+            raise TypeError(f"{hook} is not marked with @hookimpl")
+        made = getattr(module, hook)()
+        if not isinstance(made, list | tuple):
+            raise TypeError(f"{hook} must return a list, got {type(made).__name__}")
+        return list(made)
+
+    # -- looking up ----------------------------------------------------------------------------------------------------
+
+    def backend(self, name: str) -> Backend:
+        """The backend of this name, made; Unavailable says what is known, or why the plugin of that name is broken."""
+        for third_party in (False, True):
+            self.load(third_party=third_party)
+            if name in self.backends:
+                return self.backends[name][0]()
+        broken = [p for p in self.plugins if p.status != "ok" and p.name == name]
+        if broken:
+            p = broken[0]
+            raise Unavailable(f"backend {name}: plugin {p.name} ({p.dist} {p.version}) is {p.status}: {p.reason}")
+        raise Unavailable(f"there is no backend '{name}'; known are {', '.join(sorted(self.backends))}")
+
+    def architecture(self, name: str) -> Any:
+        """The architecture class for a GGUF's `general.architecture`, or None."""
+        for third_party in (False, True):
+            self.load(third_party=third_party)
+            if name in self.architectures:
+                return self.architectures[name][0]
+        return None
+
+    def add_commands(self, cli: Any) -> None:
+        """Let each plugin add its commands; one that fails is recorded as broken."""
+        for plugin in self.plugins:
+            module = self._manager.get_plugin(plugin.name) if plugin.status == "ok" else None
+            if module is None or not hasattr(module, "trueup_commands"):
+                continue
+            try:
+                module.trueup_commands(cli=cli)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as e:
+                plugin.fail(f"trueup_commands failed: {_text(e)}")
+
+    def info(self, *, timeout: float = 20.0) -> list[BackendInfo]:
+        """Every backend, available or why not. Drivers are asked in a child process: one that crashes or hangs is a reason."""
+        self.load()
+        with ThreadPoolExecutor(8) as pool:
+            probed = pool.map(lambda item: self._probe(item[0], item[1][0], timeout), self.backends.items())
+        out = []
+        for (name, (cls, plugin)), (devices, reason) in zip(self.backends.items(), probed, strict=True):
+            out.append(
+                BackendInfo(name, plugin.name, plugin.dist, plugin.version, cls.API, not reason, reason, tuple(devices))
+            )
+        return out
+
+    def _probe(self, name: str, cls: type[Backend], timeout: float) -> tuple[list[Device], str]:
+        if not cls.driver:
+            return ask_devices(cls)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "trueup.core.probe", name], capture_output=True, text=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return [], f"its driver did not answer within {timeout:g} s"
+        try:
+            answer = json.loads(done.stdout.splitlines()[-1])
+        except (IndexError, ValueError):
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            return [], f"its driver ended the probing process with code {done.returncode}: {last}"
+        return [_device(d) for d in answer["devices"]], answer["reason"]
+
+
+@functools.cache
+def host() -> PluginHost:
+    """The plugin host of this process."""
+    return PluginHost()
+
+
+def list_backends() -> list[BackendInfo]:
+    """Every backend that plugins bring: its devices, or the reason why it can't be used here."""
+    return host().info()
+
+
+def ask_devices(cls: type[Backend]) -> tuple[list[Device], str]:
+    """A backend's devices, or the reason why there are none."""
+    try:
+        devices = cls().devices()
+    except Unavailable as e:
+        return [], str(e)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        return [], f"devices() failed: {_text(e)}"
+    return devices, "" if devices else "no device"
+
+
+def device_json(device: Device) -> dict[str, Any]:
+    """A device as JSON data."""
+    return {**asdict(device), "features": sorted(device.features)}
+
+
+def _device(data: Mapping[str, Any]) -> Device:
+    return Device(**{**data, "features": frozenset(data["features"])})
+
+
+def _check_backend(made: Any) -> str:
+    if not inspect.isclass(made) or not issubclass(made, Backend):
+        raise TypeError(f"trueup_backends must return subclasses of trueup.core.backend.Backend, got {made!r}")
+    if inspect.isabstract(made):
+        raise TypeError(f"{made.__name__} lacks {', '.join(sorted(made.__abstractmethods__))}")
+    name = getattr(made, "name", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise TypeError(f"{made.__name__}.name must be an identifier, got {name!r}")
+    api = getattr(made, "API", None)
+    if not (isinstance(api, tuple) and len(api) == 2 and all(isinstance(n, int) for n in api)):
+        raise TypeError(f"{made.__name__}.API must be (major, minor), got {api!r}")
+    if api[0] != API[0] or api[1] > API[1]:
+        raise ValueError(f"it speaks version {api[0]}.{api[1]} of the plugin contract, this trueup {API[0]}.{API[1]}")
+    return name
+
+
+def _named(made: Any) -> str:
+    name = getattr(made, "name", None)
+    if not inspect.isclass(made) or not isinstance(name, str) or not name:
+        raise TypeError(f"expected a class with a name, got {made!r}")
+    return name
+
+
+def _dist(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "?"
+
+
+def _text(e: BaseException) -> str:
+    return f"{type(e).__name__}: {e}" if str(e) else type(e).__name__
