@@ -212,7 +212,7 @@ def _array(c: _Cursor, depth: int) -> tuple[tuple[GGUFValueType, ...], Any]:
         return (t,), _strings(c, n)
     if t == GGUFValueType.ARRAY:
         if depth == MAX_DEPTH:
-            raise c.error("arrays nest too deep", at=at, expected=f"a depth of at most {MAX_DEPTH}")
+            raise c.error("arrays nest too deep", at=at - 4, expected=f"a depth of at most {MAX_DEPTH}")
         parts = [_array(c, depth + 1) for _ in range(n)]
         return (t, *(parts[0][0] if parts else ())), [p[1] for p in parts]
     form = _SCALARS[t]

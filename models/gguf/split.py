@@ -50,8 +50,6 @@ def load_set(path: Path, load: Callable[[Path], Header]) -> list[Header]:
         _check_shard(h, no, count, headers[0])
     total = _number(headers[0], "split.tensors.count")
     found = sum(len(h.tensors) for h in headers)
-    if total is None and count > 1:
-        raise _missing(headers[0], "split.tensors.count")
     if total is not None and found != total:
         raise GGUFError(
             "tensors of the whole set don't add up", path=headers[0].path, key="split.tensors.count",
@@ -87,12 +85,11 @@ def _check_shard(h: Header, no: int, count: int, first: Header) -> None:
     want = {"split.no": no, "split.count": count, "split.tensors.count": _number(first, "split.tensors.count")}
     for key, expected in want.items():
         found = _number(h, key)
-        if found is None and count > 1 and key != "split.tensors.count":
-            raise _missing(h, key)
+        if found is None and count > 1:
+            raise GGUFError("key is missing", path=h.path, key=key, expected="it in every shard")
         if found is not None and found != expected:
-            raise GGUFError(
-                f"file is not shard {no + 1} of {max(count, 1)}", path=h.path, key=key, found=found, expected=expected
-            )
+            is_not = f"file is not shard {no + 1} of {max(count, 1)}" if key == "split.no" else "shards disagree"
+            raise GGUFError(is_not, path=h.path, key=key, offset=h.offsets[key], found=found, expected=expected)
     if h is first:
         return
     for key, value in h.metadata.items():
@@ -120,10 +117,6 @@ def _number(h: Header, key: str) -> int | None:
     raise GGUFError(
         "value is of no use", path=h.path, key=key, offset=h.offsets[key], found=clip(value), expected="a count"
     )
-
-
-def _missing(h: Header, key: str) -> GGUFError:
-    return GGUFError("key is missing", path=h.path, key=key, expected="it in every shard")
 
 
 def _same(a: object, b: object) -> bool:
