@@ -25,6 +25,11 @@ def resolve(given: Input, get: Callable[[Value], Any]) -> Any:
     return tuple(get(v) for v in given) if isinstance(given, tuple) else get(given)
 
 
+def stored(leaf: Value) -> Any:
+    """What a body gets for a weight or a constant: the stored weight, of which it may read only some rows, or an array."""
+    return leaf.data if leaf.leaf == "weight" else np.asarray(leaf.data)
+
+
 def run_body(node: Node, get: Callable[[Value], Any]) -> tuple[Any, ...]:
     """The node's results by its op's body, checked against the inferred types. States are mutated in place."""
     out = node.op.body(*(resolve(g, get) for g in node.inputs), **node.attrs)
@@ -37,7 +42,7 @@ class Prologue:
     def __init__(self, plan: Plan, host_states: Mapping[str, NDArray[Any]]) -> None:
         self.nodes = plan.prologue
         self.results = [o for n in self.nodes for o in n.outputs]
-        self.leaves: dict[Value, Any] = {v: v.data for v in plan.graph.weights.values()}
+        self.leaves: dict[Value, Any] = {v: stored(v) for n in self.nodes for v in n.values if v.data is not None}
         for n in self.nodes:
             for s, _ in n.effects:
                 self.leaves[s] = s.slice(host_states[s.root.name])
@@ -120,7 +125,7 @@ class FallbackStep:
 
     def _read(self, v: Value) -> Any:
         if v.data is not None:
-            return v.data
+            return stored(v)
         array = self.memory.download(self.handle(v))
         self.bytes += array.nbytes
         return array

@@ -1,0 +1,331 @@
+"""An engine: one model on one target, its state bundle, and a recorded plan for each shape of step.
+
+Knows models through `Architecture` and devices through `Target`. One step runs several sequences; steps are serialized, so
+an engine may be used from several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from math import lcm
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.core.backend import Device, Executable, Target
+from trueup.core.errors import Unavailable
+from trueup.core.plan import Plan, PlanOptions, build_plan
+from trueup.core.plugins import host
+from trueup.core.state import Capacity
+from trueup.models import Model, load_model
+from trueup.models.architecture import StepShape
+
+from .session import Session
+from .state import Bundle, Sequence
+
+Rows = Literal["last", "all"] | None
+"""Which rows' logits a step gives: the last of each sequence, all, or none."""
+
+PLANS_KEPT = 64
+
+
+class ContextFull(ValueError):
+    """A sequence would grow beyond the engine's context; says its length, the tokens given and the limit."""
+
+
+@dataclass(frozen=True)
+class PlanKey:
+    """All that a compiled plan depends on. Two steps with one key may share a plan; anything else that enters the graph or
+    its lowering must become a field here."""
+
+    model: str
+    shape: StepShape
+    capacity: Capacity
+    options: PlanOptions
+    backend: str
+    device: str
+    target_options: tuple[tuple[str, Any], ...]
+
+
+class Engine:
+    """Runs a model. Make one with `trueup.load`."""
+
+    def __init__(
+        self,
+        model: Model,
+        target: Target,
+        *,
+        context: int | None = None,
+        sequences: int = 4,
+        checkpoints: int = 4,
+        batch: int = 512,
+        page: int = 64,
+        options: PlanOptions = PlanOptions(),  # noqa: B008  # frozen
+        target_options: tuple[tuple[str, Any], ...] = (),
+    ) -> None:
+        """`context`: most tokens of a sequence, by default what the model allows, at most 4,096; storage for all sequences
+        together holds that many, and a page more for each. `batch`: most rows of a step. `page`: tokens of a page, rounded
+        up to what the model's block sizes need."""
+        arch = model.architecture
+        for name, n in (("sequences", sequences), ("batch", batch), ("page", page)):
+            if n < 1:
+                raise ValueError(f"{name} must be at least 1, got {n}")
+        if checkpoints < 0:
+            raise ValueError(f"checkpoints must be at least 0, got {checkpoints}")
+        if context is None:
+            context = min(arch.context_length, 4096)
+        if not 1 <= context <= arch.context_length:
+            raise ValueError(f"context must lie in 1 … {arch.context_length}, the model's context length, got {context}")
+        page = lcm(arch.page_multiple, -(-page // arch.page_multiple) * arch.page_multiple)
+        limit = target.capabilities.max_rows
+        self.model, self.target, self.options = model, target, options
+        self.context, self.batch = context, batch if limit is None else min(batch, limit)
+        self.capacity = Capacity(slots=sequences + checkpoints, pages=-(-context // page) + sequences, page=page)
+        self._target_options = target_options
+        self._plans: OrderedDict[PlanKey, Executable] = OrderedDict()
+        self._lock = threading.RLock()
+        self.plans_built = 0
+        graph = arch.build(StepShape(1, 1, 1, 1), self.capacity)
+        kinds = {name: s.kind for name, s in graph.states.items() if s.kind is not None}
+        self.bundle = Bundle(kinds, self.capacity, target.memory, host=graph.host_states)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.architecture.vocab_size
+
+    def close(self) -> None:
+        """Give back plans and states. The engine is dead then."""
+        with self._lock:
+            for exe in self._plans.values():
+                exe.close()
+            self._plans.clear()
+            self.bundle.close()
+            self.target.close()
+
+    # -- sequences -----------------------------------------------------------------------------------------------------
+
+    def session(self, path: str | Path | None = None) -> Session:
+        """A new sequence, or the one that `Session.save` wrote to `path`."""
+        with self._lock:
+            return Session(self, self.bundle.create()) if path is None else Session.load(self, Path(path))
+
+    def logits(self, tokens: Seq[int]) -> NDArray[np.float32]:
+        """The logits at every position of a sequence of its own: float32 [tokens, vocab]."""
+        session = self.session()
+        try:
+            out: NDArray[np.float32] = session.feed(tokens, logits="all")
+            return out
+        finally:
+            session.close()
+
+    def step(self, work: Seq[tuple[Session, Seq[int]]], *, logits: Rows = "last") -> list[NDArray[np.float32]]:
+        """Run tokens of several sequences at once; each gets what it would get alone.
+
+        Returns for each sequence its logits, float32 [rows, vocab]: one row for "last", one per token for "all", none for
+        None. More rows than the engine's batch are run in several steps. Nothing changes where an argument is wrong:
+        ValueError for a token out of range, a session given twice or no tokens where the last row is asked for;
+        ContextFull; OutOfState.
+        """
+        with self._lock:
+            arrays = [self._tokens(session, tokens, logits) for session, tokens in work]
+            sequences = [session.sequence for session, _ in work]
+            if len({id(s) for s in sequences}) < len(sequences):
+                raise ValueError("a session is given twice in one step")
+            for s, ids in zip(sequences, arrays, strict=True):
+                self.bundle.reserve(s, len(ids))
+            parts: list[list[NDArray[np.float32]]] = [[] for _ in work]
+            for chunk in _chunks([len(a) for a in arrays], self.batch):
+                self._run([(sequences[i], arrays[i][a:b], b == len(arrays[i])) for i, a, b in chunk], [parts[i] for i, _, _ in chunk], logits)
+            for (session, _), ids in zip(work, arrays, strict=True):
+                session.tokens.extend(ids.tolist())
+            empty = np.zeros((0, self.vocab_size), np.float32)
+            return [np.concatenate(p) if p else empty for p in parts]
+
+    def _tokens(self, session: Session, tokens: Seq[int], logits: Rows) -> NDArray[np.int32]:
+        if session.engine is not self:
+            raise ValueError("the session belongs to another engine")
+        if logits not in ("last", "all", None):
+            raise ValueError(f"logits must be 'last', 'all' or None, got {logits!r}")
+        wide = np.asarray(tokens)
+        if wide.ndim != 1 or (wide.size and wide.dtype.kind not in "iu"):
+            raise ValueError(f"tokens must be a list of integers, got {wide.dtype}{list(wide.shape)}")
+        if wide.size:
+            bad = np.flatnonzero((wide < 0) | (wide >= self.vocab_size))
+            if bad.size:
+                raise ValueError(f"token {wide[bad[0]]} at {bad[0]} lies outside the vocabulary of {self.vocab_size}")
+        elif logits == "last":
+            raise ValueError("there are no tokens, so there is no last row")
+        length = session.sequence.length
+        if length + wide.size > self.context:
+            raise ContextFull(f"{length} tokens and {wide.size} more exceed the context of {self.context}")
+        return wide.astype(np.int32)
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def _run(
+        self, work: list[tuple[Sequence, NDArray[np.int32], bool]], parts: list[list[NDArray[np.float32]]], logits: Rows
+    ) -> None:
+        shape, inputs, wanted = self._inputs(work, logits)
+        exe = self.executable(shape)
+        try:
+            out = exe.run(inputs)["logits"]
+        except BaseException as e:
+            for s, _, _ in work:
+                s.fault = f"a step failed ({type(e).__name__}: {e})"
+            raise
+        row = 0
+        for (s, ids, _), n, part in zip(work, wanted, parts, strict=True):
+            s.length += len(ids)
+            if n:
+                part.append(out[row : row + n])
+            row += n
+
+    def _inputs(
+        self, work: list[tuple[Sequence, NDArray[np.int32], bool]], logits: Rows
+    ) -> tuple[StepShape, dict[str, NDArray[np.int32]], list[int]]:
+        """The shape of a step, its inputs padded to that shape, and how many rows of logits each sequence gets."""
+        lengths = [len(ids) for _, ids, _ in work]
+        ends = np.cumsum([0, *lengths])
+        total = int(ends[-1])
+        wanted = [n if logits == "all" else int(logits == "last" and done) for n, (_, _, done) in zip(lengths, work, strict=True)]
+        rows = [ends[i + 1] - n + np.arange(n) for i, n in enumerate(wanted)]
+        widest = max(len(s.pages) for s, _, _ in work)
+        shape = StepShape(
+            tokens=round_up(total), seqs=round_up(len(work)), blocks=self._table_width(widest), outs=round_up(sum(wanted))
+        )
+        positions = [s.length + np.arange(n) for (s, _, _), n in zip(work, lengths, strict=True)]
+        table = np.full((shape.seqs, shape.blocks), -1, np.int32)
+        for i, (s, _, _) in enumerate(work):
+            table[i, : len(s.pages)] = s.pages
+        components = self.model.architecture.position_components
+        flat = _padded(shape.tokens, np.concatenate(positions), 0)
+        inputs = {
+            "ids": _padded(shape.tokens, np.concatenate([ids for _, ids, _ in work]), 0),
+            "positions": np.repeat(flat[:, None], components, 1),
+            "cu_seqlens": _padded(shape.seqs + 1, ends, total),
+            "slots": _padded(shape.seqs, [s.slot for s, _, _ in work], -1),
+            "past": _padded(shape.seqs, [s.length for s, _, _ in work], 0),
+            "block_table": table,
+            "keep": np.full(shape.tokens, -1, np.int32),
+            "out_rows": _padded(shape.outs, np.concatenate(rows), -1),
+        }
+        return shape, inputs, wanted
+
+    def _table_width(self, pages: int) -> int:
+        """Entries of the block table: 4,096 tokens' worth, then four times as much as often as needed, at most all."""
+        width = max(1, 4096 // self.capacity.page)
+        while width < pages:
+            width *= 4
+        return min(width, self.capacity.pages)
+
+    def key(self, shape: StepShape) -> PlanKey:
+        """The key under which the plan of a shape is kept."""
+        return PlanKey(
+            self.model.fingerprint, shape, self.capacity, self.options, self.target.name, self.target.device.name,
+            self._target_options,
+        )  # fmt: skip
+
+    def plan(self, shape: StepShape) -> Plan:
+        """The plan for a shape, made anew."""
+        return build_plan(self.model.architecture.build(shape, self.capacity), self.target, self.options)
+
+    def executable(self, shape: StepShape) -> Executable:
+        """The compiled plan for a shape, made when it is first needed; those used longest ago are closed."""
+        key = self.key(shape)
+        if key in self._plans:
+            self._plans.move_to_end(key)
+            return self._plans[key]
+        exe = self._plans[key] = self.target.compile(self.plan(shape), self.bundle.storage)
+        self.plans_built += 1
+        while len(self._plans) > PLANS_KEPT:
+            self._plans.popitem(last=False)[1].close()
+        return exe
+
+
+def round_up(n: int) -> int:
+    """The next size for which plans are made: at most a quarter above n, four sizes to an octave."""
+    if n <= 8:
+        return n
+    step = 1 << (n.bit_length() - 3)
+    return -(-n // step) * step
+
+
+def _padded(size: int, values: Any, fill: int) -> NDArray[np.int32]:
+    out = np.full(size, fill, np.int32)
+    out[: len(values)] = values
+    return out
+
+
+def _chunks(lengths: list[int], batch: int) -> list[list[tuple[int, int, int]]]:
+    """Steps of at most `batch` rows: lists of (sequence, first row, end row). A sequence has one part in a step."""
+    out: list[list[tuple[int, int, int]]] = []
+    done = [0] * len(lengths)
+    while any(d < n for d, n in zip(done, lengths, strict=True)):
+        room, chunk = batch, []
+        for i, n in enumerate(lengths):
+            take = min(room, n - done[i])
+            if take:
+                chunk.append((i, done[i], done[i] + take))
+                done[i] += take
+                room -= take
+        out.append(chunk)
+    return out
+
+
+def open_target(name: str, options: dict[str, Any]) -> Target:
+    """Open a backend's device: `cpu`, or `vulkan:1` and `vulkan:NAME` for another than the first. Unavailable says why not."""
+    backend_name, _, wanted = name.partition(":")
+    backend = host().backend(backend_name)
+    devices = backend.devices()
+    if not devices:
+        raise Unavailable(f"backend {backend_name} has no device here")
+    return backend.open(_pick(backend_name, devices, wanted), **options)
+
+
+def _pick(backend: str, devices: list[Device], wanted: str) -> Device:
+    if not wanted:
+        return devices[0]
+    if wanted.isdecimal() and int(wanted) < len(devices):
+        return devices[int(wanted)]
+    named = [d for d in devices if wanted.lower() in d.name.lower()]
+    if len(named) == 1:
+        return named[0]
+    have = ", ".join(f"{i}: {d.name}" for i, d in enumerate(devices))
+    raise Unavailable(f"backend {backend} has {'no' if not named else 'more than one'} device '{wanted}'; it has {have}")
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    backend: str = "cpu",
+    context: int | None = None,
+    sequences: int = 4,
+    checkpoints: int = 4,
+    batch: int = 512,
+    page: int = 64,
+    allow_fallback: bool = False,
+    fusion: bool = True,
+    order_seed: int | None = None,
+    **target_options: Any,
+) -> Engine:
+    """Open a GGUF file, or without a path the bundled model, on a backend.
+
+    `backend` runs what it is told or raises: Unavailable where it can't be opened, Refused where it refuses a node, unless
+    `allow_fallback` lets the reference run such nodes. Further options go to the backend, as `threads` to `cpu`. A file that
+    is no model raises GGUFError.
+    """
+    model = load_model(path)
+    target = open_target(backend, target_options)
+    try:
+        return Engine(
+            model, target, context=context, sequences=sequences, checkpoints=checkpoints, batch=batch, page=page,
+            options=PlanOptions(allow_fallback, fusion, order_seed), target_options=tuple(sorted(target_options.items())),
+        )  # fmt: skip
+    except BaseException:
+        target.close()
+        raise
