@@ -97,11 +97,13 @@ class Checkpoint:
         where = self.json(index.name).get("weight_map")
         if not isinstance(where, dict) or not all(isinstance(f, str) for f in where.values()):
             raise ConvertError(f"{index}: weight_map must map tensor names to file names")
+        shards = sorted(set(where.values()))
+        if outside := [shard for shard in shards if Path(shard).name != shard]:
+            raise ConvertError(f"{index} names {outside[0]!r}, expected a file of the same folder")
+        headers = {shard: _read_header(self.path / shard) for shard in shards}
         tensors: dict[str, Entry] = {}
-        for shard in sorted(set(where.values())):
-            if Path(shard).name != shard:
-                raise ConvertError(f"{index} names {shard!r}, expected a file of the same folder")
-            for name, entry in _read_header(self.path / shard).items():
+        for shard, entries in headers.items():
+            for name, entry in entries.items():
                 if name in tensors:
                     raise ConvertError(f"tensor {name} is in {tensors[name].file.name} and in {shard}")
                 if where.get(name) != shard:

@@ -45,11 +45,11 @@ def lay_out(checkpoint: Checkpoint, conversion: Conversion, plan: Plan) -> tuple
     def find(name: str, shape: tuple[int, ...]) -> str | None:
         used.add(name)
         if name not in named:
-            problems.append(f"{name} is missing, expected {list(shape)}")
+            problems.append(f"{name} is missing, expected {_say(shape)}")
             return None
         found = checkpoint.tensors[named[name]].shape
         if len(found) != len(shape) or any(f != s != -1 for f, s in zip(found, shape, strict=True)):
-            problems.append(f"{name} is {list(found)}, expected {['any' if s == -1 else s for s in shape]}")
+            problems.append(f"{name} is {list(found)}, expected {_say(shape)}")
             return None
         return named[name]
 
@@ -81,6 +81,10 @@ def lay_out(checkpoint: Checkpoint, conversion: Conversion, plan: Plan) -> tuple
 def _names(prefix: str, source: Named, dims: Dims) -> list[str]:
     count = [*range(dims[source.parts])] if source.parts else [0]
     return [prefix + (source.name.format(i) if source.parts else source.name) for i in count]
+
+
+def _say(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join('any' if n == -1 else str(n) for n in shape)}]"
 
 
 def _canonical(checkpoint: Checkpoint, conversion: Conversion) -> dict[str, str]:
