@@ -118,7 +118,9 @@ class Parameters:
         blocks = number("block_count")
         draft = keys.optional("qwen4exp.nextn_predict_layers", int, 0, minimum=0, maximum=1)
         if draft >= blocks:
-            raise keys.error("qwen4exp.nextn_predict_layers", "leaves no trunk", found=draft, expected=f"below {blocks}")
+            raise keys.error(
+                "qwen4exp.nextn_predict_layers", "leaves no trunk", found=draft, expected=f"below {blocks}"
+            )
         hidden, head_dim = number("embedding_length"), number("attention.key_length")
         if number("attention.value_length") != head_dim:
             raise keys.error("qwen4exp.attention.value_length", "differs from key_length", expected=head_dim)
@@ -129,26 +131,36 @@ class Parameters:
             )
         key_heads = number("ssm.group_count")
         if value_heads % key_heads:
-            raise keys.error("qwen4exp.ssm.group_count", "does not divide time_step_rank", found=key_heads, expected=value_heads)
+            raise keys.error(
+                "qwen4exp.ssm.group_count", "does not divide time_step_rank", found=key_heads, expected=value_heads
+            )
         heads, kv_heads = number("attention.head_count"), number("attention.head_count_kv")
         if heads % kv_heads:
-            raise keys.error("qwen4exp.attention.head_count_kv", "does not divide head_count", found=kv_heads, expected=heads)
+            raise keys.error(
+                "qwen4exp.attention.head_count_kv", "does not divide head_count", found=kv_heads, expected=heads
+            )
         rope_dims = number("rope.dimension_count", 2)
         if rope_dims % 2 or rope_dims > min(head_dim, number("attention.indexer.key_length")):
             raise keys.error("qwen4exp.rope.dimension_count", "must be even and fit the heads", found=rope_dims)
         sections = keys.array("qwen4exp.rope.dimension_sections", int, length=4, minimum=0)
         if int(sections.sum()) != rope_dims // 2:
             raise keys.error(
-                "qwen4exp.rope.dimension_sections", "must sum to half of dimension_count", found=int(sections.sum()),
+                "qwen4exp.rope.dimension_sections",
+                "must sum to half of dimension_count",
+                found=int(sections.sum()),
                 expected=rope_dims // 2,
             )
         recurrent, block = cls._layer_kinds(keys, blocks, draft)
         budget = number("attention.indexer.top_k")
         if block and budget % block:
-            raise keys.error("qwen4exp.attention.indexer.top_k", "is no multiple of the block size", found=budget, expected=block)
+            raise keys.error(
+                "qwen4exp.attention.indexer.top_k", "is no multiple of the block size", found=budget, expected=block
+            )
         experts, used = number("expert_count"), number("expert_used_count")
         if used > experts:
-            raise keys.error("qwen4exp.expert_used_count", "exceeds expert_count", found=used, expected=f"at most {experts}")
+            raise keys.error(
+                "qwen4exp.expert_used_count", "exceeds expert_count", found=used, expected=f"at most {experts}"
+            )
         vocab = tensors.take("token_embd.weight", shape=(None, hidden)).shape[0]
         return cls(
             layers=tuple("gdn" if r else "qsa" for r in recurrent),
@@ -196,7 +208,9 @@ class Parameters:
         ratios = [int(r) for r in keys.array(name, int, length=blocks, minimum=0)]
         for i, (r, ratio) in enumerate(zip(recurrent, ratios, strict=True)):
             if r != (ratio == 0):
-                raise keys.error(name, f"entry {i} contradicts the layer's kind", found=ratio, expected="0" if r else "above 1")
+                raise keys.error(
+                    name, f"entry {i} contradicts the layer's kind", found=ratio, expected="0" if r else "above 1"
+                )
         sizes = {r for r in ratios if r}
         if len(sizes) > 1 or 1 in sizes:
             raise keys.error(name, "non-zero entries must be equal and above 1", found=sorted(sizes))
@@ -206,7 +220,9 @@ class Parameters:
     def _ngram(keys: Keys, tensors: Tensors, recurrent: list[bool], hidden: int, vocab: int) -> NGramParameters | None:
         if not keys.has("qwen4exp.ple.layers"):
             return None
-        (layer,) = (int(i) for i in keys.array("qwen4exp.ple.layers", int, length=1, minimum=0, maximum=len(recurrent) - 1))
+        (layer,) = (
+            int(i) for i in keys.array("qwen4exp.ple.layers", int, length=1, minimum=0, maximum=len(recurrent) - 1)
+        )
         if not recurrent[layer]:
             raise keys.error("qwen4exp.ple.layers", "names a layer that is not recurrent", found=layer)
 
@@ -218,17 +234,26 @@ class Parameters:
         width = number("embedding_length_per_layer_input")
         if width * heads != hidden:
             raise keys.error(
-                "qwen4exp.embedding_length_per_layer_input", f"times {heads} heads is not embedding_length", found=width,
+                "qwen4exp.embedding_length_per_layer_input",
+                f"times {heads} heads is not embedding_length",
+                found=width,
                 expected=hidden // heads,
             )
         top = 2**63 - 1
-        multipliers = keys.array("qwen4exp.ple.layer_multipliers", int, length=size, minimum=1, maximum=top // max(1, vocab))
+        multipliers = keys.array(
+            "qwen4exp.ple.layer_multipliers", int, length=size, minimum=1, maximum=top // max(1, vocab)
+        )
         offsets = keys.array("qwen4exp.ple.head_offsets", int, length=heads, minimum=0, maximum=2**31 - 1)
         sizes = keys.array("qwen4exp.ple.head_vocab_sizes", int, length=heads, minimum=1, maximum=2**31 - 1)
         rows = tensors.take("per_layer_token_embd.weight", shape=(None, width)).shape[0]
         ends = as_i64(offsets) + as_i64(sizes)
         if int(ends.max()) > rows:
-            raise keys.error("qwen4exp.ple.head_offsets", "with head_vocab_sizes reach past the table", found=int(ends.max()), expected=f"at most {rows}")
+            raise keys.error(
+                "qwen4exp.ple.head_offsets",
+                "with head_vocab_sizes reach past the table",
+                found=int(ends.max()),
+                expected=f"at most {rows}",
+            )
         eos = keys.token_id("qwen4exp.ple.eos_token_id", vocab)
         if eos is None:
             raise keys.error("qwen4exp.ple.eos_token_id", "key is missing")
@@ -326,7 +351,9 @@ class _Step:
         channels = (2 * p.key_heads + p.value_heads) * d
         tail = self.g.state(b + "conv", PerSequence((p.conv_taps - 1, channels)))
         state = self.g.state(b + "delta", PerSequence((p.value_heads, d, d)))
-        qkv = causal_conv(linear(x, self.w(b + "attn_qkv.weight")), self.w(b + "ssm_conv1d.weight"), *self.at.rows, tail, self.at.keep)
+        qkv = causal_conv(
+            linear(x, self.w(b + "attn_qkv.weight")), self.w(b + "ssm_conv1d.weight"), *self.at.rows, tail, self.at.keep
+        )
         qkv = silu(qkv)
 
         def heads(first: int, count: int) -> Value:
@@ -421,7 +448,14 @@ class _Step:
         key = split_heads(linear(e, self.w(b + "ple_key.weight")), heads=p.streams)
         value = linear(e, self.w(b + "ple_value.weight"))
         gated = ple_gate(norm(key, "key"), norm(R, "query"), value)
-        c = causal_conv(merge_heads(norm(gated, "conv")), self.w(b + "ple_conv1d.weight"), *self.at.rows, tail, self.at.keep, dilation=n.size)
+        c = causal_conv(
+            merge_heads(norm(gated, "conv")),
+            self.w(b + "ple_conv1d.weight"),
+            *self.at.rows,
+            tail,
+            self.at.keep,
+            dilation=n.size,
+        )
         return add(R, add(gated, split_heads(silu(c), heads=p.streams)))
 
 
@@ -473,7 +507,11 @@ def tensor_shapes(p: Parameters) -> dict[str, tuple[int | None, ...]]:
             }
     if p.ngram is not None:
         b = f"blk.{p.ngram.layer}."
-        shapes |= {b + "ple_key.weight": (W, H), b + "ple_value.weight": (H, H), b + "ple_conv1d.weight": (W, p.ngram.taps)}
+        shapes |= {
+            b + "ple_key.weight": (W, H),
+            b + "ple_value.weight": (H, H),
+            b + "ple_conv1d.weight": (W, p.ngram.taps),
+        }
         shapes |= {f"{b}ple_norm_{k}.weight": (W,) for k in ("key", "query", "conv")}
         shapes["per_layer_token_embd.weight"] = (None, p.ngram.width)
     for i in range(len(p.layers), len(p.layers) + p.draft_layers):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from math import lcm
@@ -25,6 +26,8 @@ from trueup.core.state import Capacity
 from trueup.models import Model, load_model
 from trueup.models.architecture import StepShape
 
+from .generate import Piece, generate
+from .sampling import Sampler
 from .session import Session
 from .state import Bundle, Sequence
 
@@ -80,7 +83,9 @@ class Engine:
         if context is None:
             context = min(arch.context_length, 4096)
         if not 1 <= context <= arch.context_length:
-            raise ValueError(f"context must lie in 1 … {arch.context_length}, the model's context length, got {context}")
+            raise ValueError(
+                f"context must lie in 1 … {arch.context_length}, the model's context length, got {context}"
+            )
         page = lcm(arch.page_multiple, -(-page // arch.page_multiple) * arch.page_multiple)
         limit = target.capabilities.max_rows
         self.model, self.target, self.options = model, target, options
@@ -140,7 +145,11 @@ class Engine:
                 self.bundle.reserve(s, len(ids))
             parts: list[list[NDArray[np.float32]]] = [[] for _ in work]
             for chunk in _chunks([len(a) for a in arrays], self.batch):
-                self._run([(sequences[i], arrays[i][a:b], b == len(arrays[i])) for i, a, b in chunk], [parts[i] for i, _, _ in chunk], logits)
+                self._run(
+                    [(sequences[i], arrays[i][a:b], b == len(arrays[i])) for i, a, b in chunk],
+                    [parts[i] for i, _, _ in chunk],
+                    logits,
+                )
             for (session, _), ids in zip(work, arrays, strict=True):
                 session.tokens.extend(ids.tolist())
             empty = np.zeros((0, self.vocab_size), np.float32)
@@ -164,6 +173,53 @@ class Engine:
         if length + wide.size > self.context:
             raise ContextFull(f"{length} tokens and {wide.size} more exceed the context of {self.context}")
         return wide.astype(np.int32)
+
+    def generate(
+        self,
+        prompt: str | Seq[int],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Seq[str] | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        ignore_eos: bool = False,
+        session: Session | None = None,
+    ) -> Iterator[Piece]:
+        """Continue a prompt, piece by piece: text, token ids, log-probabilities; the last piece says why it ended.
+
+        A string is plain text: what looks like a special token in it is none (pass token ids, or use a chat template, where
+        those are meant). Temperature 0 is greedy; `seed` makes the rest reproducible. `session` is continued, and left open;
+        without one a new one is used and closed, also when the iterator is dropped. Raises ValueError for wrong arguments,
+        ContextFull, NonFiniteLogits where the backend computed NaN.
+        """
+        sampler = Sampler(temperature, top_k, top_p, min_p, seed)
+        if max_tokens is not None and max_tokens < 0:
+            raise ValueError(f"max_tokens must be at least 0, got {max_tokens}")
+        ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids and self.model.tokenizer.bos_id is not None:
+            ids = [self.model.tokenizer.bos_id]
+        return self._generate(ids, sampler, session, max_tokens, stop, ignore_eos)
+
+    def _generate(
+        self,
+        ids: list[int],
+        sampler: Sampler,
+        session: Session | None,
+        max_tokens: int | None,
+        stop: str | Seq[str] | None,
+        ignore_eos: bool,
+    ) -> Iterator[Piece]:
+        used = session or self.session()
+        try:
+            yield from generate(
+                used, self.model, ids, sampler=sampler, max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos
+            )
+        finally:
+            if session is None:
+                used.close()
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -192,11 +248,17 @@ class Engine:
         lengths = [len(ids) for _, ids, _ in work]
         ends = np.cumsum([0, *lengths])
         total = int(ends[-1])
-        wanted = [n if logits == "all" else int(logits == "last" and done) for n, (_, _, done) in zip(lengths, work, strict=True)]
+        wanted = [
+            n if logits == "all" else int(logits == "last" and done)
+            for n, (_, _, done) in zip(lengths, work, strict=True)
+        ]
         rows = [ends[i + 1] - n + np.arange(n) for i, n in enumerate(wanted)]
         widest = max(len(s.pages) for s, _, _ in work)
         shape = StepShape(
-            tokens=round_up(total), seqs=round_up(len(work)), blocks=self._table_width(widest), outs=round_up(sum(wanted))
+            tokens=round_up(total),
+            seqs=round_up(len(work)),
+            blocks=self._table_width(widest),
+            outs=round_up(sum(wanted)),
         )
         positions = [s.length + np.arange(n) for (s, _, _), n in zip(work, lengths, strict=True)]
         table = np.full((shape.seqs, shape.blocks), -1, np.int32)
@@ -296,7 +358,9 @@ def _pick(backend: str, devices: list[Device], wanted: str) -> Device:
     if len(named) == 1:
         return named[0]
     have = ", ".join(f"{i}: {d.name}" for i, d in enumerate(devices))
-    raise Unavailable(f"backend {backend} has {'no' if not named else 'more than one'} device '{wanted}'; it has {have}")
+    raise Unavailable(
+        f"backend {backend} has {'no' if not named else 'more than one'} device '{wanted}'; it has {have}"
+    )
 
 
 def load(

@@ -83,7 +83,9 @@ class Session:
         """Write all states to a safetensors file, with the model's fingerprint; the file appears whole or not at all."""
         path = Path(path)
         with self.engine._lock:
-            arrays = {f"state/{k}": np.ascontiguousarray(v) for k, v in self.engine.bundle.export(self.sequence).items()}
+            arrays = {
+                f"state/{k}": np.ascontiguousarray(v) for k, v in self.engine.bundle.export(self.sequence).items()
+            }
         arrays["tokens"] = np.asarray(self.tokens, np.int32)
         about = {"trueup_session": FORMAT, "model": self.engine.model.fingerprint}
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
@@ -109,7 +111,9 @@ class Session:
                 f"{path}: a saved session of version {about.get('trueup_session', 'unknown')}, expected {FORMAT}"
             )
         if about.get("model") != engine.model.fingerprint:
-            raise StateError(f"{path}: saved by another model; its fingerprint is {about.get('model', 'missing')}, expected {engine.model.fingerprint}")
+            raise StateError(
+                f"{path}: saved by another model; its fingerprint is {about.get('model', 'missing')}, expected {engine.model.fingerprint}"
+            )
         tokens = arrays.pop("tokens", None)
         if tokens is None or tokens.ndim != 1 or tokens.dtype != np.int32 or len(tokens) > engine.context:
             raise StateError(f"{path}: its tokens are missing, malformed, or more than the context of {engine.context}")

@@ -183,7 +183,9 @@ class Bundle:
         if s.slot < 0:
             raise StateError("the sequence was freed")
         if s.fault:
-            raise StateError(f"the states of the sequence can't be trusted: {s.fault}; restore a checkpoint or reset it")
+            raise StateError(
+                f"the states of the sequence can't be trusted: {s.fault}; restore a checkpoint or reset it"
+            )
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -197,7 +199,9 @@ class Bundle:
     def restore(self, s: Sequence, c: Checkpoint) -> None:
         """Back to a checkpoint. Those of greater length become void: what they stand on may now be overwritten."""
         if c not in s.checkpoints or c.slot is None:
-            raise StateError("the checkpoint is void: it was dropped, or its sequence went back behind it, or it is another's")
+            raise StateError(
+                "the checkpoint is void: it was dropped, or its sequence went back behind it, or it is another's"
+            )
         for _, _, memory, array in self._walk(PerSequence):
             memory.copy_rows(array, [s.slot], [c.slot])
         kept = -(-c.length // self.capacity.page)
@@ -252,8 +256,10 @@ class Bundle:
         missing, extra = sorted(self.kinds.keys() - arrays.keys()), sorted(arrays.keys() - self.kinds.keys())
         if missing or extra:
             raise StateError(
-                "the saved state " + " and ".join(
-                    [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has the unknown {', '.join(extra)}"] * bool(extra)
+                "the saved state "
+                + " and ".join(
+                    [f"lacks {', '.join(missing)}"] * bool(missing)
+                    + [f"has the unknown {', '.join(extra)}"] * bool(extra)
                 )
             )
         for name, kind in self.kinds.items():

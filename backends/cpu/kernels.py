@@ -32,6 +32,8 @@ def flat(array: Any) -> Any:
     return array.reshape(-1, array.shape[-1])
 
 
-@kernels.implements(linear, when=lambda x, weight: stored(weight) is True and (len(x.shape) == 2 or x.contiguous) or stored(weight))
+@kernels.implements(
+    linear, when=lambda x, weight: stored(weight) is True and (len(x.shape) == 2 or x.contiguous) or stored(weight)
+)
 def _(ctx: Context, x: Any, weight: Any) -> None:
     native.linear(flat(ctx.out), flat(x), weight.data, weight.dtype)
