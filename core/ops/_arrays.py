@@ -13,7 +13,7 @@ F64 = NDArray[np.float64]
 
 
 def wide(x: Any) -> F64:
-    """`x`, an array or a Weight, in float64 and contiguous, so that a sum on its last axis depends on that row alone."""
+    """`x`, an array or a Weight, in float64 and contiguous, so that a sum on its last axis sees that row alone."""
     return np.asarray(x, np.float64, order="C")
 
 

@@ -77,7 +77,8 @@ def gather(cache: Array, block_table: Array, seq: int, entries: int) -> Array:
 
 def length(past: Array, seq: int, rows: slice) -> int:
     """Tokens of the sequence after the step; ValueError for a negative past."""
-    before: int = past[seq].item()
+    before = int(past[seq])
     if before < 0:
         raise ValueError(f"sequence {seq} has a past of {before} tokens")
-    return before + rows.stop - rows.start
+    after: int = before + rows.stop - rows.start
+    return after

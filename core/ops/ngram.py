@@ -52,7 +52,7 @@ def ngram_rows(
         for s, at in enumerate(heads, start=1):
             cut |= past[s] == eos
             mix = mix ^ np.where(cut, eos, past[s]) * multipliers[s]
-            out[rows, at[:, None]] = (mix % sizes[at][:, None] + offsets[at][:, None]).astype(np.int32)
+            out[rows, at] = (mix[:, None] % sizes[at] + offsets[at]).astype(np.int32)
         push(context, slot, history, rows, keep)
     return out
 
