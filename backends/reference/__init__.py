@@ -66,7 +66,7 @@ class ReferenceExecutable(Executable):
                 if isinstance(v, State):
                     self.leaves[v] = v.slice(storage.states[v.root.name])
                 elif v.data is not None:
-                    self.leaves[v] = storage.weight(v.data, target)
+                    self.leaves[v] = storage.leaf(v, target)
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         graph = self.plan.graph

@@ -76,7 +76,9 @@ class AddressedTarget(Target):
         """A handle for a value that lies in the arena from byte `offset` on, by the type's shape and strides."""
         dtype = np.dtype(type.element.numpy)
         strides = [s * dtype.itemsize for s in type.strides or type.row_major()]
-        return np.ndarray(type.shape, dtype, arena if type.size else None, offset if type.size else 0, strides if type.size else None)
+        return np.ndarray(
+            type.shape, dtype, arena if type.size else None, offset if type.size else 0, strides if type.size else None
+        )
 
     def view(self, handle: Any, source: TensorType, offset: int, type: TensorType) -> Any:
         """A handle for a view of an array outside the arena, `offset` elements from its start."""
@@ -124,7 +126,7 @@ class AddressedExecutable(Executable):
             root = self.storage.states[v.root.name]
             return root if v.root is v else self.target.state_view(root, v)
         if v.data is not None:
-            return self.storage.weight(v.data, self.target)
+            return self.storage.leaf(v, self.target)
         offset = self.plan.memory.offsets.get(v.storage)
         if offset is None:
             return self.target.view(self.handle(v.storage), v.storage.type, v.offset, v.type)

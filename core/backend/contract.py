@@ -18,7 +18,7 @@ from trueup.core.types import TensorType
 from trueup.core.weight import Weight
 
 if TYPE_CHECKING:
-    from trueup.core.graph import Node
+    from trueup.core.graph import Node, Value
     from trueup.core.passes.fuse import Pattern
     from trueup.core.plan import Plan
 
@@ -113,11 +113,16 @@ class Storage:
     host_states: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     prepared: dict[int, tuple[Weight, Any]] = field(default_factory=dict)
 
-    def weight(self, weight: Weight, target: Target) -> Any:
-        """The prepared form of a weight."""
-        if id(weight) not in self.prepared:
-            self.prepared[id(weight)] = (weight, target.prepare_weight(weight))
-        return self.prepared[id(weight)][1]
+    def leaf(self, leaf: Value, target: Target) -> Any:
+        """The prepared form of a weight, made once, or of a constant, which belongs to its plan."""
+        stored = leaf.data
+        if stored is None:
+            raise ValueError(f"{leaf!r} is neither a weight nor a constant")
+        if leaf.leaf == "constant":
+            return target.prepare_constant(np.asarray(stored))
+        if id(stored) not in self.prepared:
+            self.prepared[id(stored)] = (stored, target.prepare_weight(stored))
+        return self.prepared[id(stored)][1]
 
 
 class Executable(ABC):
@@ -164,6 +169,12 @@ class Target(ABC):
     def prepare_weight(self, weight: Weight) -> Any:
         """A weight as the kernels want it; called once for each weight."""
         return weight
+
+    def prepare_constant(self, array: NDArray[Any]) -> Any:
+        """A constant of a graph as the kernels want it: by default a tensor in the target's memory."""
+        handle = self.memory.allocate(TensorType.of(array))
+        self.memory.upload(handle, array)
+        return handle
 
     @abstractmethod
     def compile(self, plan: Plan, storage: Storage) -> Executable: ...

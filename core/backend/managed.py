@@ -107,6 +107,9 @@ class ManagedTarget(Target):
     def prepare_weight(self, weight: Weight) -> Any:
         return self.memory.array(np.asarray(weight))
 
+    def prepare_constant(self, array: NDArray[Any]) -> Any:
+        return self.memory.array(array)
+
     def run_view(self, node: Node, value: Any) -> Any:
         """A view op on a library array; its body uses nothing but reshape and slices."""
         return node.op.body(value, **node.attrs)
@@ -128,7 +131,7 @@ class ManagedExecutable(Executable):
     def __init__(self, plan: Plan, target: ManagedTarget, storage: Storage) -> None:
         self.plan, self.target, self.storage = plan, target, storage
         self.prologue = Prologue(plan, storage.host_states)
-        self.weights = {v: storage.weight(v.data, target) for v in _device_weights(plan) if v.data is not None}
+        self.weights = {v: storage.leaf(v, target) for v in _device_weights(plan)}
         self.env: dict[Value, Any] = {}
         self.fallback_bytes = 0
 
