@@ -1,0 +1,177 @@
+"""The application: its commands, those that plugins add, and the one line that an error becomes.
+
+Built-in commands import what is heavy when they run, and no plugin of third parties; those are asked only for the list of
+commands and for a command that is not built in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from trueup.cli.run import run
+
+INTERRUPTED, PIPE_CLOSED = 130, 141
+"""Exit codes: 128 and the number of the signal that would have ended the process."""
+
+
+def one_line(e: BaseException) -> str:
+    """An exception's message as one line; a file's name first, where the system gives one."""
+    if isinstance(e, OSError) and e.strerror:
+        where = ": ".join(str(f) for f in (e.filename, e.filename2) if f is not None)
+        return f"{where}: {e.strerror}" if where else e.strerror
+    return " ".join(str(e).split()) or type(e).__name__
+
+
+def expected(e: BaseException) -> bool:
+    """Whether an exception is an answer to the user (a wrong file, option, backend), not a fault to be reported."""
+    from trueup.core.errors import ArgumentError
+
+    return isinstance(e, ValueError | RuntimeError | OSError | MemoryError | ArgumentError) and not isinstance(
+        e, NotImplementedError | RecursionError
+    )
+
+
+class PluginCommands(typer.Typer):
+    """What plugins are given to add commands to; a name that is taken is refused."""
+
+    def __init__(self, taken: Sequence[str]) -> None:
+        super().__init__(add_completion=False, rich_markup_mode=None)
+        self.taken = set(taken)
+
+    def command(self, name: str | None = None, **more: Any) -> Any:
+        register = super().command(name, **more)
+
+        def check(f: Any) -> Any:
+            self.take(name or f.__name__.replace("_", "-"))
+            return register(f)
+
+        return check
+
+    def add_typer(self, typer_instance: typer.Typer, *, name: str | None = None, **more: Any) -> None:
+        if name:
+            self.take(name)
+        super().add_typer(typer_instance, name=name, **more)
+
+    def take(self, name: str) -> None:
+        if name in self.taken:
+            raise ValueError(f"the command '{name}' is taken")
+        self.taken.add(name)
+
+
+class Commands(TyperGroup):
+    """The group of all commands. Errors end here, as one line on standard error and an exit code."""
+
+    _theirs: dict[str, Any] | None = None
+
+    def plugin_commands(self) -> dict[str, Any]:
+        """Commands of third parties by name; loads their plugins, if there are any."""
+        if self._theirs is None:
+            self._theirs = {}
+            if any(p.dist is None or p.dist.name != "trueup" for p in entry_points(group="trueup")):
+                from trueup.core.plugins import host
+
+                cli = PluginCommands(list(self.commands))
+                host().load().add_commands(cli)
+                if cli.registered_commands or cli.registered_groups:
+                    cli.callback()(lambda: None)
+                    self._theirs = dict(typer.main.get_group(cli).commands)
+        return self._theirs
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self.commands.get(cmd_name) or self.plugin_commands().get(cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*self.commands, *sorted(self.plugin_commands())]
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        if not standalone_mode:
+            return super().main(args, "trueup", complete_var, standalone_mode=False, **extra)
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")
+        sys.exit(self._run(args, complete_var, extra))
+
+    def _run(self, args: Sequence[str] | None, complete_var: str | None, extra: dict[str, Any]) -> int:
+        try:
+            code = super().main(args, "trueup", complete_var, standalone_mode=False, **extra)
+            return code if isinstance(code, int) else 0
+        except typer.Abort:
+            return INTERRUPTED
+        except Exception as e:
+            if hasattr(e, "exit_code") and hasattr(e, "format_message"):  # a usage error of Typer's
+                return usage_error(e)
+            if settings["traceback"] or not expected(e):
+                raise
+            say_error(one_line(e))
+            return 1
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, and flush what it wrote while a closed pipe can still be told from an error."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            with open(os.devnull, "w") as nowhere:
+                if sys.stdout is sys.__stdout__:
+                    os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            raise typer.Exit(PIPE_CLOSED) from None
+
+
+def usage_error(e: Any) -> int:
+    """A wrong command line: what Typer says about it, and where to read on; without arguments the help itself."""
+    if type(e).__name__ == "NoArgsIsHelpError":
+        print(e.ctx.get_help())
+        return 2
+    message = e.format_message()
+    where = getattr(getattr(e, "ctx", None), "command_path", "trueup")
+    say_error(f"{' '.join(message.split()).rstrip('.')} (see {where} --help)")
+    return int(e.exit_code)
+
+
+def say_error(text: str) -> None:
+    print(f"trueup: error: {text}", file=sys.stderr)
+
+
+settings = {"traceback": False}
+"""What the options before the command said."""
+
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import trueup
+
+        print(f"trueup {trueup.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def trueup(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="The version.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where in the program an error arose.")] = False,
+) -> None:
+    """Runs hybrid mixture-of-experts models from GGUF files on any backend, proven against the CPU reference."""
+    settings["traceback"] = traceback
+
+
+for command in (run,):
+    app.command(command.__name__.replace("_", "-"))(command)

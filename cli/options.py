@@ -1,0 +1,110 @@
+"""Options that several commands share, and the engine that they ask for. Imports nothing heavy by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trueup.runtime import Engine
+
+ModelFile = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A GGUF file, any shard of a split set, or a folder that holds one model. Without it the bundled model.",
+        show_default=False,
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--ctx",
+        metavar="N",
+        min=1,
+        help="Most tokens of prompt and output together. By default the model's own limit, at most 4096.",
+        show_default=False,
+    ),
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", metavar="N", min=0, help="Most tokens to write.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop", metavar="TEXT", help="End before this text; may be given several times.", show_default=False
+    ),
+]
+BackendName = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        metavar="NAME[:DEVICE]",
+        help="What computes; a device by number or by a part of its name. It runs there, or the command fails.",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=1,
+        help="Threads of the cpu backend. By default one for each physical core.",
+        show_default=False,
+    ),
+]
+AllowFallback = Annotated[
+    bool,
+    typer.Option("--allow-fallback", help="Let the reference run what the backend refuses; it is counted and shown."),
+]
+NoFusion = Annotated[bool, typer.Option("--no-fusion", help="Use no fused kernels.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+
+Temperature = Annotated[
+    float, typer.Option("--temp", metavar="T", help="Temperature; 0 always takes the likeliest token.")
+]
+TopK = Annotated[int, typer.Option("--top-k", metavar="K", help="Choose among the K likeliest tokens; 0: among all.")]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p", metavar="P", help="Choose among the likeliest tokens that together reach this probability; 1: all."
+    ),
+]
+MinP = Annotated[
+    float,
+    typer.Option("--min-p", metavar="P", help="Choose among tokens at least P times as likely as the likeliest."),
+]
+
+
+def target_options(backend: str, threads: int | None) -> dict[str, Any]:
+    """What goes to the backend; ValueError where it does not know the option."""
+    if threads is None:
+        return {}
+    import inspect
+
+    from trueup.core.plugins import host
+
+    name = backend.partition(":")[0]
+    known = inspect.signature(host().backend(name).open).parameters
+    if "threads" not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        raise ValueError(f"--threads: backend {name} has no threads to set")
+    return {"threads": threads}
+
+
+def open_engine(
+    model: str | None,
+    *,
+    backend: str,
+    context: int | None,
+    threads: int | None,
+    allow_fallback: bool,
+    fusion: bool,
+    sequences: int = 1,
+    checkpoints: int = 0,
+) -> Engine:
+    """The engine that a command's options describe; raises as `trueup.load` does."""
+    from trueup.runtime import load
+
+    return load(
+        model, backend=backend, context=context, sequences=sequences, checkpoints=checkpoints,
+        allow_fallback=allow_fallback, fusion=fusion, **target_options(backend, threads),
+    )  # fmt: skip
