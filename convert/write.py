@@ -52,12 +52,12 @@ class Pieces:
     pieces: Iterable[NDArray[Any]]
 
     def tofile(self, file: IO[bytes]) -> None:
-        left = self.nbytes
+        written = 0
         for piece in self.pieces:
-            left -= piece.nbytes
             piece.tofile(file)
-        if left:
-            raise ConvertError(f"{self.name} came out {-left} bytes longer than its {self.nbytes}")
+            written += piece.nbytes
+        if written != self.nbytes:
+            raise ConvertError(f"{self.name} came out as {written} bytes, expected {self.nbytes}")
 
 
 class Output:

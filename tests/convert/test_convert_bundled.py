@@ -39,6 +39,15 @@ def test_keys_and_tensors_are_those_of_another_converter(bundled, read):
     assert family(ours) == family(theirs)
 
 
+def test_a_conversion_writes_the_types_of_another_converter(checkpoint, converted, read):
+    """The bundled file is what a converter wrote once; this is what it writes now, from the synthetic checkpoint."""
+    ours, theirs = converted(checkpoint), read(DATA / "qwen4exp-random" / "qwen4exp-random-bf16.gguf")
+    other = {"tokenizer.ggml.padding_token_id"}  # the synthetic checkpoint has none
+    assert {k: ours.kinds.get(k) for k in set(theirs.kinds) - other} == {
+        k: v for k, v in theirs.kinds.items() if k not in other
+    }
+
+
 def test_every_tensor_is_its_bf16_original_within_the_format(bundled, read):
     """B74: had one tensor missed its reordering, it would be off by its own size. Bound as in a single block."""
     q8, bf16 = read(bundled), read(DATA / "qwen4exp-tiny" / "qwen4exp-tiny-bf16.gguf")

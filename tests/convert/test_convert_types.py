@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trueup.convert import FILE_TYPES, convert
@@ -112,6 +112,11 @@ VALUES = st.one_of(
 
 
 @given(st.lists(VALUES, min_size=32, max_size=32))
+@example([0.0] * 32)
+@example([1e-40] * 32)
+@example([1e-38] + [0.0] * 31)
+@example([3e-6, -1e-6] * 16)  # the scale would be 2.4e-8, less than half of float16's smallest
+@example([4e-6, -1e-6] * 16)
 def test_a_q8_0_block_is_within_half_a_step(values):
     """B71 among them: blocks of zeros and of values whose scale vanishes in float16 stay zero, none gets NaN.
 
