@@ -25,7 +25,7 @@ class Cpu(Backend):
     driver = False
 
     def devices(self) -> list[Device]:
-        native = _native()
+        native = native_module()
         return [
             Device(
                 _processor(), "cpu", memory=_memory(), limits={"cores": native.physical_cores()},
@@ -35,7 +35,7 @@ class Cpu(Backend):
 
     def open(self, device: Device, *, threads: int | None = None) -> CpuTarget:
         """`threads`: how many work on a kernel, by default one for each physical core; the setting is the process's."""
-        native = _native()
+        native = native_module()
         if threads is not None:
             if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
                 raise ValueError(f"threads must be a positive integer, got {threads!r}")
@@ -57,7 +57,7 @@ class CpuTarget(AddressedTarget):
         return CpuWeight(weight)
 
 
-def _native():  # type: ignore[no-untyped-def]  # the extension module, built with the package
+def native_module():  # type: ignore[no-untyped-def]  # the extension module, built with the package
     try:
         from . import _native
     except ImportError as e:
