@@ -292,6 +292,20 @@ class Engine:
             self._target_options,
         )  # fmt: skip
 
+    def plans(self) -> dict[StepShape, Plan]:
+        """The plans that are kept, by shape; the one used last is the last."""
+        with self._lock:
+            return {key.shape: exe.plan for key, exe in self._plans.items()}
+
+    def shape(self, tokens: int, sequences: int = 1, *, outs: int | None = None) -> StepShape:
+        """The shape of a step of `tokens` rows of `sequences` sequences, each within the first 4,096 tokens; `outs` rows
+        of logits, by default one for each sequence. ValueError where that is no step."""
+        if not 1 <= sequences <= tokens:
+            raise ValueError(f"a step of {tokens} tokens can't be one of {sequences} sequences")
+        return StepShape(
+            round_up(tokens), round_up(sequences), self._table_width(1), round_up(sequences if outs is None else outs)
+        )
+
     def plan(self, shape: StepShape) -> Plan:
         """The plan for a shape, made anew."""
         return build_plan(self.model.architecture.build(shape, self.capacity), self.target, self.options)
