@@ -172,6 +172,12 @@ def test_b63_metadata_is_the_firsts(shards, key, value):
     )
 
 
+def test_b63_each_shard_has_its_own_alignment(shards):
+    """As no other shard has the first one's keys."""
+    folder = shards({1: {"general.alignment": ("u32", 8)}})
+    assert [w[0] for w in open_gguf(folder).tensors.values()] == [0, 10, 11, 20]
+
+
 def test_b63_metadata_may_be_repeated(shards):
     folder = shards({1: {"general.architecture": ("str", "test"), "tokens": ("[str]", ["a", "b"])}})
     assert len(open_gguf(folder).tensors) == 4
