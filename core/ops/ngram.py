@@ -30,7 +30,8 @@ def ngram_rows(
 
     With c_0 the token and c_s the token s before it; where one of them is eos (or lies before the sequence), it and all
     older ones read as eos, while c_0 being eos cuts nothing. Length m mixes c_0 multipliers[0] xor … xor
-    c_(m-1) multipliers[m-1] in 64-bit integers, and head h of it, at (m-2)·per + h, is mix mod sizes + offsets.
+    c_(m-1) multipliers[m-1] in signed 64-bit integers, which wrap, and head h of it, at (m-2)·per + h, is
+    mix mod sizes + offsets, with a mod that is never negative.
 
     `context` holds the n-1 ids before the step, oldest first, eos at the start of a sequence; after row t it also
     goes to slot keep[t], unless that is -1. Padding rows are zeros. ValueError for a size below 1, and for rows

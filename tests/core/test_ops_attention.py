@@ -249,7 +249,7 @@ def test_cost_counts_what_a_window_or_a_selection_leaves() -> None:
     i32 = lambda *n: TensorType(n, "i32")
     base = [TensorType((5, 4, 8)), TensorType((99, 16, 2, 8)), TensorType((99, 16, 2, 6)), i32(3), i32(2), i32(2, 10)]
     how = {"scale": 1.0, "every": 1, "block": 4, "window": 0}
-    # 160 entries, two sequences: 2 · 5·4·160·14 operations; q 640, keys and values 2·160·2·14·4, out and lse 4·20·7 bytes
+    # 160 entries, 2 sequences: 2 · 5·4·160·14 operations; q 640, keys and values 2·160·2·14·4, out and lse 4·20·7 bytes
     assert attention.cost([*base, None], how) == Cost(89600, 640 + 35840 + 560)
     assert attention.cost([*base, None], {**how, "window": 16}).flops == 8960
     assert attention.cost([*base, i32(5, 3)], how).flops == 2 * 5 * 4 * 15 * 14  # 3 blocks of 4, and a tail of 3
