@@ -212,7 +212,7 @@ class Engine:
         stop: str | Seq[str] | None,
         ignore_eos: bool,
     ) -> Iterator[Piece]:
-        used = session or self.session()
+        used = self.session() if session is None else session  # an empty session is false
         try:
             yield from generate(
                 used, self.model, ids, sampler=sampler, max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos
