@@ -169,7 +169,7 @@ u8 = lambda *shape: np.zeros(shape, np.uint8)
         ((f32(2, 3), f32(2, 32), u8(3, 34), "q9_0"), "dtype is 'q9_0', expected one of f32, f16"),
         (
             (f32(2, 3), f32(2, 32), u8(3, 35), "q8_0"),
-            "weight_bytes has rows of 35 bytes, expected a multiple of the 34",
+            "rows of 35 bytes, expected a multiple of the 34",
         ),
         ((f32(2, 3), f32(2, 64), u8(3, 34), "q8_0"), "x has n = 64, expected 32 as in a row of weight_bytes"),
         ((f32(2, 4), f32(2, 32), u8(3, 34), "q8_0"), "out has m = 4, expected 3 as in weight_bytes"),
@@ -177,12 +177,12 @@ u8 = lambda *shape: np.zeros(shape, np.uint8)
         ((f32(2, 3), np.zeros((2, 32)), u8(3, 34), "q8_0"), r"x is float64\[2, 32\], expected float32\[rows, n\]"),
         (
             (f32(2, 3), f32(2, 32).astype(">f4"), u8(3, 34), "q8_0"),
-            r"x is >f4|x is float32|expected float32\[rows, n\]",
+            r"x is >f4\[2, 32\], expected float32",
         ),
         ((f32(2, 3), f32(32), u8(3, 34), "q8_0"), r"x is float32\[32\]"),
         (
             (f32(2, 3), f32(2, 64)[:, ::2], u8(3, 34), "q8_0"),
-            "stride of 8 bytes on axis 1, expected a contiguous last axis",
+            "8 bytes on axis 1, expected a contiguous last",
         ),
         ((np.broadcast_to(f32(1, 3), (2, 3)), f32(2, 32), u8(3, 34), "q8_0"), "out is read-only"),
         ((f32(2, 3), f32(2, 32), np.zeros((3, 34), np.int8), "q8_0"), r"weight_bytes is int8\[3, 34\], expected uint8"),

@@ -13,10 +13,54 @@ using MatmulFn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t m0, int64
                           float* const* out, int64_t rows);
 using DequantizeFn = void (*)(const uint8_t* row, int64_t n, float* out);
 
+constexpr int attend_rows = 16, attend_keys = 256;
+
+// A few query rows that read one head of keys and values, of a chunk of attend_keys. The rows see keys in [first, last) of the chunk,
+// and only these are given; row r sees [from[r], to[r]) of them.
+struct AttendChunk {
+    const float* const* q;  // [rows] -> d
+    int rows;
+    const float *const *keys, *const *values;  // [attend_keys] -> d, dv
+    int first, last;
+    const int *from, *to;
+    int64_t d, dv;
+    float scale;
+};
+// most[r] = the largest score that is a number (-inf: none), total[r] = sum_j e^(x_j - most), acc[r * dv ...] = sum_j e^(x_j - most) v_j;
+// most reads as 0 there if it is -inf. Keys in rising order; nothing depends on the other rows.
+using AttendFn = void (*)(const AttendChunk&, float* most, float* total, float* acc);
+// Joins the second part into the first, both of one row. The parts of a row are joined in the order of their keys.
+using AttendJoinFn = void (*)(float* most, float* total, float* acc, float most2, float total2, const float* acc2, int64_t dv);
+
+// Columns of one head's state, up to delta_width of them, through the rows of one sequence. fade = e^decay.
+struct DeltaBlock {
+    const float *q, *k, *v, *fade, *beta;  // of the first row
+    int64_t q_stride, k_stride, v_stride, fade_stride, beta_stride;  // from row to row
+    float* out;
+    int64_t out_stride;
+    float* state;  // [dk, columns]
+    int64_t state_stride, dk, columns;
+    const int32_t* keep;  // [rows] or null; the state after row t goes to slots + keep[t] * slot_stride where keep[t] >= 0
+    float* slots;
+    int64_t slot_stride;
+    int64_t rows;
+    float scale;
+};
+using DeltaFn = void (*)(const DeltaBlock&, float* scratch);  // scratch [dk, delta_width]
+
+// out[j] = scale sum_h weights[h] relu(q[h] . keys[j]), h in order; weights may be null.
+using IndexFn = void (*)(const float* const* q, const float* weights, int64_t heads, const float* const* keys, int64_t count, int64_t d,
+                         float scale, float* out);
+
 struct Kernels {
     const char* name;
     MatmulFn matmul[format_count];
     DequantizeFn dequantize[format_count];
+    AttendFn attend;
+    AttendJoinFn attend_join;
+    DeltaFn delta_rule;
+    int delta_width;
+    IndexFn index_keys;
 };
 
 extern const Kernels portable_kernels;

@@ -157,10 +157,10 @@ int threads() {
 
 void set_threads(int count) { wanted.store(count, std::memory_order_relaxed); }
 
-void parallel_for(int64_t tasks, TaskRef task) {
+void parallel_for(int64_t tasks, TaskRef task, int workers) {
     if (tasks <= 0) return;
     if (tasks == 1) return task(0, 0);
-    pool().run(tasks, task, threads());
+    pool().run(tasks, task, workers);
 }
 
 }  // namespace trueup

@@ -25,10 +25,12 @@ private:
     void (*call_)(void*, int64_t, int) noexcept;
 };
 
-// Runs task 0..tasks-1 and returns when all are done. `tasks` below 2^32.
-void parallel_for(int64_t tasks, TaskRef task);
-
 int threads();
+
+// Runs task 0..tasks-1 on that many threads and returns when all are done. `tasks` below 2^32. Who sizes scratch by the number of
+// workers reads threads() once and passes it, as another thread may change it meanwhile.
+void parallel_for(int64_t tasks, TaskRef task, int workers = threads());
+
 void set_threads(int count);  // count >= 1
 int physical_cores();         // that this process may use
 

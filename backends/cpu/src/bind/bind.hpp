@@ -6,5 +6,9 @@ namespace trueup {
 
 void bind_runtime(pybind11::module_& m);
 void bind_linear(pybind11::module_& m);
+void bind_experts(pybind11::module_& m);
+void bind_attention(pybind11::module_& m);
+void bind_delta(pybind11::module_& m);
+void bind_select(pybind11::module_& m);
 
 }  // namespace trueup
