@@ -43,7 +43,8 @@ _NUMPY: dict[str, DTypeLike] = {
 }
 
 DTYPES: dict[str, DType] = {"u8": DType("u8", 1, 1, np.uint8)} | {
-    t.name.lower(): DType(t.name.lower(), *GGML_QUANT_SIZES[t], _NUMPY.get(t.name.lower())) for t in GGMLQuantizationType
+    t.name.lower(): DType(t.name.lower(), *GGML_QUANT_SIZES[t], _NUMPY.get(t.name.lower()))
+    for t in GGMLQuantizationType
 }
 """Every element type, by name: `f32`, `i32`, …, and GGUF's in lower case (`q8_0`, `q4_k`, `mxfp4`, …)."""
 

@@ -1,9 +1,10 @@
-"""A graph: nodes in program order, and the edges that follow from it. Knows types and states; runs and rewrites nothing.
+"""A graph: nodes in program order, and the edges that follow from it. Knows types and states; runs and rewrites
+nothing.
 
-A node is one call of an op. What it needs before it may run follows from the list alone: the nodes that made its values,
-and, for every state that it touches, the earlier nodes whose access to an overlapping region it may not overtake (a read
-after a write, a write after a read, a write after a write). A node that only writes state has no consumer: it is a sink, a
-root like the outputs, and no pass may drop it.
+A node is one call of an op. What it needs before it may run follows from the list alone: the nodes that made its
+values, and, for every state that it touches, the earlier nodes whose access to an overlapping region it may not
+overtake (a read after a write, a write after a read, a write after a write). A node that only writes state has no
+consumer: it is a sink, a root like the outputs, and no pass may drop it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class State(Value):
         """The region `start:stop` along an axis; accesses to regions that don't overlap need no order."""
         low, high = self.region[axis]
         if not 0 <= start < stop <= high - low:
-            raise GraphError(f"state {self.name}: the view {start}:{stop} of axis {axis} leaves its {high - low} entries")
+            raise GraphError(
+                f"state {self.name}: the view {start}:{stop} of axis {axis} leaves its {high - low} entries"
+            )
         region = (*self.region[:axis], (low + start, low + stop), *self.region[axis + 1 :])
         type = TensorType(tuple(b - a for a, b in region), self.type.dtype).with_strides(self.root.type.row_major())
         name = f"{self.name}[{axis}:{start}:{stop}]"
@@ -98,7 +101,7 @@ Input = Value | tuple[Value, ...] | None
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One call of an op. `host`: it runs in the prologue, before the step. `origin`: ids in the graph as it was recorded."""
+    """One call of an op. `host`: it runs in the prologue, before the step. `origin`: ids in the graph as recorded."""
 
     op: Operation
     inputs: tuple[Input, ...]
@@ -111,7 +114,9 @@ class Node:
     @property
     def values(self) -> list[Value]:
         """Every value it takes, lists one by one."""
-        return [v for given in self.inputs if given is not None for v in (given if isinstance(given, tuple) else (given,))]
+        return [
+            v for given in self.inputs if given is not None for v in (given if isinstance(given, tuple) else (given,))
+        ]
 
     @property
     def effects(self) -> list[tuple[State, bool]]:
@@ -125,7 +130,7 @@ class Node:
 
     @property
     def types(self) -> list[Any]:
-        """Per parameter its type, None where it is absent, a tuple for a list: what `supports` and `when` are asked with."""
+        """Per parameter its type, None where it is absent, a tuple for a list; `supports` and `when` are asked so."""
         return [tuple(x.type for x in g) if isinstance(g, tuple) else g and g.type for g in self.inputs]
 
     def __repr__(self) -> str:
@@ -200,7 +205,9 @@ class Graph:
 
     def _leaf(self, table: dict[str, V], value: V) -> V:
         if value.name in table:
-            raise GraphError(f"{value.leaf} '{value.name}' is declared twice, as {table[value.name].type} and {value.type}")
+            raise GraphError(
+                f"{value.leaf} '{value.name}' is declared twice, as {table[value.name].type} and {value.type}"
+            )
         table[value.name] = value
         return value
 
@@ -280,7 +287,7 @@ class Graph:
         return frozenset(s.root.name for n in self.nodes if n.host for s, _ in n.effects)
 
     def fingerprint(self) -> str:
-        """A digest of all that a plan depends on: leaves, types, states, nodes, attributes, outputs (not weights' bytes)."""
+        """A digest of all that a plan depends on: leaves, types, states, nodes, attributes, outputs (no weights)."""
         h = hashlib.sha256()
         names: dict[int, str] = {}
         for table in (self.inputs, self.weights, self.states):

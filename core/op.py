@@ -5,9 +5,9 @@
         '''The k largest entries of each row, in falling order. …'''
         …NumPy…
 
-The function is the signature (every axis named), the semantics (its body, in NumPy) and the specification (its docstring).
-Called on arrays it computes, called on graph values it records a node; both calls are checked alike. Positional parameters
-are tensors, keyword-only ones attributes.
+The function is the signature (every axis named), the semantics (its body, in NumPy) and the specification (its
+docstring). Called on arrays it computes, called on graph values it records a node; both calls are checked alike.
+Positional parameters are tensors, keyword-only ones attributes.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ class Op:
         if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in tensors):
             raise SignatureError(f"{self.name}: tensors are plain positional parameters; a list is one parameter")
         if [p.name for p in tensors] != [p.name for p in self.params]:
-            raise SignatureError(
-                f"{self.name}: the signature names {[p.name for p in self.params]}, the function {[p.name for p in tensors]}"
-            )
+            named, has = [p.name for p in self.params], [p.name for p in tensors]
+            raise SignatureError(f"{self.name}: the signature names {named}, the function {has}")
         for p, declared in zip(tensors, self.params, strict=True):
             if declared.optional != (p.default is None) or (p.default is not None and p.default is not p.empty):
                 raise SignatureError(f"{self.name}: {p.name} must be 'name?' with '= None', or neither")
@@ -124,7 +123,8 @@ class Op:
         for p, v in values:
             if not isinstance(v, Value):
                 raise ArgumentError(
-                    f"{self.name}: {p.name} is {type(v).__name__}, among graph values; use graph.constant or graph.weight"
+                    f"{self.name}: {p.name} is {type(v).__name__}, among graph values; "
+                    "use graph.constant or graph.weight"
                 )
             if v.graph is not graph:
                 raise ArgumentError(f"{self.name}: {p.name} ({v!r}) is a value of another graph")
@@ -173,7 +173,10 @@ class Op:
             tuple(map(_array, t)) if p.variadic else None if t is None else _array(t)
             for p, t in zip(self.params, tensors, strict=True)
         ]
-        types = [tuple(map(TensorType.of, t)) if isinstance(t, tuple) else t if t is None else TensorType.of(t) for t in tensors]
+        types = [
+            tuple(map(TensorType.of, t)) if isinstance(t, tuple) else t if t is None else TensorType.of(t)
+            for t in tensors
+        ]
         expected = self.signature.infer(types, attrs)
         out = self.body(*tensors, **attrs)
         check_results(self, expected, out)
@@ -185,12 +188,14 @@ class Op:
             types: Sequence[Any] = [None] * len(self.results)
         else:
             attrs = self._attributes(attrs)
-            types = self.signature.infer([tuple(x.type for x in t) if isinstance(t, tuple) else t and t.type for t in tensors], attrs)
+            types = self.signature.infer(
+                [tuple(x.type for x in t) if isinstance(t, tuple) else t and t.type for t in tensors], attrs
+            )
         outs = graph.record(self, inputs, attrs, types)
         return outs[0] if len(outs) == 1 else tuple(outs) if outs else None
 
     def layout(self, type: TensorType, attrs: Mapping[str, Any]) -> tuple[int, tuple[int, ...]] | None:
-        """For a view: offset and strides of the result in the argument's storage, in elements; None: it needs a copy."""
+        """For a view: offset and strides of the result in the argument's storage, in elements; None: a copy is due."""
         return _layout(self.body, type.shape, type.strides or type.row_major(), tuple(attrs.items()))
 
     def __repr__(self) -> str:

@@ -38,7 +38,7 @@ class PlanOptions:
 
 @dataclass(eq=False)
 class Plan:
-    """A graph with a place, an order and storage for everything. `order` holds the device's part, `prologue` the host's."""
+    """A graph with place, order and storage for everything. `order` holds the device's part, `prologue` the host's."""
 
     graph: Graph
     prologue: list[Node]
@@ -58,7 +58,7 @@ class Plan:
         return dict(Counter(p.where for p in self.placements.values()))
 
 
-def build_plan(graph: Graph, target: Target, options: PlanOptions = PlanOptions()) -> Plan:  # noqa: B008
+def build_plan(graph: Graph, target: Target, options: PlanOptions = PlanOptions()) -> Plan:
     """The plan of a graph on a target; Refused where the target refuses a node and falling back was not asked for."""
     verify(graph)
     fusions: list[FusionReport] = []

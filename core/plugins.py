@@ -1,12 +1,13 @@
-"""The plugin host: finds plugins by entry points of the group `trueup`, loads them one at a time, and judges what they bring.
+"""The plugin host: finds plugins by entry points of the group `trueup`, loads them one at a time, and judges what they
+bring.
 
-The backends in the tree come through the same door as anyone's. A plugin that fails to import, registers a bad hook, takes
-a name that is taken, returns a wrong type or speaks another version of the contract is recorded as broken, with its
-distribution, version and reason, and disturbs nobody. Names in the tree are looked up first, so that a slow or broken third
-party is not even imported for `--backend cpu`.
+The backends in the tree come through the same door as anyone's. A plugin that fails to import, registers a bad hook,
+takes a name that is taken, returns a wrong type or speaks another version of the contract is recorded as broken, with
+its distribution, version and reason, and disturbs nobody. Names in the tree are looked up first, so that a slow or
+broken third party is not even imported for `--backend cpu`.
 
-`TRUEUP_PLUGINS` lists the third-party plugins that may load, by entry-point name and comma-separated; set but empty it is
-the safe mode: none.
+`TRUEUP_PLUGINS` lists the third-party plugins that may load, by entry-point name and comma-separated; set but empty it
+is the safe mode: none.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Hooks:
 
     @hookspec
     def trueup_ops(self) -> list[Any]:
-        """Ops made by `trueup.core.op.op`; importing the module that defines them is enough, returning them lists them."""
+        """Ops made by `trueup.core.op.op`. Importing the module that defines them is enough; this lists them."""
         raise AssertionError
 
     @hookspec
@@ -97,7 +98,7 @@ class PluginHost:
     """Loads plugins and keeps what they bring, by name. Tests make their own; everyone else uses `host()`."""
 
     def __init__(self, points: Iterable[EntryPoint] | None = None, *, allow: str | None = None) -> None:
-        """`points`: the entry points, by default those installed; `allow`: the allow-list, by default TRUEUP_PLUGINS."""
+        """`points`: entry points, by default those installed; `allow`: the allow-list, by default TRUEUP_PLUGINS."""
         found = list(entry_points(group=GROUP) if points is None else points)
         self._points = sorted(found, key=lambda p: (_dist(p) != "trueup", p.name))
         allowed = os.environ.get("TRUEUP_PLUGINS") if allow is None else allow
@@ -143,7 +144,9 @@ class PluginHost:
             self._manager.register(module, name=point.name)
             unknown = [n for n in dir(module) if n.startswith("trueup_") and not hasattr(Hooks, n)]
             if unknown:
-                raise ValueError(f"unknown hook {unknown[0]}; known are {', '.join(n for n in dir(Hooks) if n[:7] == 'trueup_')}")
+                raise ValueError(
+                    f"unknown hook {unknown[0]}; known are {', '.join(n for n in dir(Hooks) if n[:7] == 'trueup_')}"
+                )
             accepted = self._collect(plugin, module)
         except KeyboardInterrupt:
             raise
@@ -168,7 +171,9 @@ class PluginHost:
                 name = check(made)
                 if name in table:
                     owner = table[name][1]
-                    raise ValueError(f"the name '{name}' is taken by plugin {owner.name} ({owner.dist} {owner.version})")
+                    raise ValueError(
+                        f"the name '{name}' is taken by plugin {owner.name} ({owner.dist} {owner.version})"
+                    )
                 if any(t is table and n == name for t, n, _ in accepted):
                     raise ValueError(f"{hook} returns the name '{name}' twice")
                 accepted.append((table, name, made))
@@ -223,7 +228,7 @@ class PluginHost:
                 plugin.fail(f"trueup_commands failed: {_text(e)}")
 
     def info(self, *, timeout: float = 20.0) -> list[BackendInfo]:
-        """Every backend, available or why not. Drivers are asked in a child process: one that crashes or hangs is a reason."""
+        """Every backend, available or why not. A child process asks the driver: a crash or a hang is a reason."""
         self.load()
         with ThreadPoolExecutor(8) as pool:
             probed = pool.map(lambda item: self._probe(item[0], item[1][0], timeout), self.backends.items())
@@ -239,7 +244,11 @@ class PluginHost:
             return ask_devices(cls)
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "trueup.core.probe", name], capture_output=True, text=True, timeout=timeout, check=False
+                [sys.executable, "-m", "trueup.core.probe", name],
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return [], f"its driver did not answer within {timeout:g} s"

@@ -1,4 +1,4 @@
-"""Asks one backend for its devices and prints them as JSON; run in a child process, since a driver may crash or hang."""
+"""Asks one backend for its devices and prints them as JSON; in a process of its own, as a driver may crash or hang."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""The signature of an op: its grammar, and the solving of axis sizes. Knows types of tensors, but no graph and no array.
+"""The signature of an op: its grammar, and the solving of axis sizes. Knows types of tensors, but no graph and no
+array.
 
     signature := arguments "->" results                  both comma-separated
     argument  := ["&" | "*"] name ["?"] "[" axes "]" [":" type]
     axes      := comma-separated axis expressions; "..." at most once in an argument
 
-`&` marks an argument that the op mutates (a state), `*` a list of tensors of one shape, `?` an argument that may be None.
-An axis expression is made of names, integers and + - *; integer attributes of the op are known names. `...` stands for the
-same axes wherever it appears. Sizes are solved in a fixed order, so that an error blames the plain name first: attributes,
-then plain names, then each expression for its one unknown, in which it must be linear.
+`&` marks an argument that the op mutates (a state), `*` a list of tensors of one shape, `?` an argument that may be
+None. An axis expression is made of names, integers and + - *; integer attributes of the op are known names. `...`
+stands for the same axes wherever it appears. Sizes are solved in a fixed order, so that an error blames the plain name
+first: attributes, then plain names, then each expression for its one unknown, in which it must be linear.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from .types import TensorType
 CLASSES = frozenset({"float", "any", "weight"})
 """Type classes of arguments: `float` (f32, f16, bf16), `any`, `weight` (any GGUF type, computes as float32)."""
 
-_ARGUMENT = re.compile(r"\s*(?P<kind>[&*]?)(?P<name>[A-Za-z_]\w*)(?P<opt>\??)\[(?P<axes>[^\]]*)\](?::(?P<dtype>\w+))?\s*")
+_ARGUMENT = re.compile(
+    r"\s*(?P<kind>[&*]?)(?P<name>[A-Za-z_]\w*)(?P<opt>\??)\[(?P<axes>[^\]]*)\](?::(?P<dtype>\w+))?\s*"
+)
 
 ArgumentTypes = Sequence["TensorType | tuple[TensorType, ...] | None"]
 """One entry per parameter: a type, None where it is absent, a tuple where it is a list."""
@@ -170,7 +173,9 @@ class Signature:
                 if len(left) == len(axes):
                     a, p = left[0]
                     unknown = sorted(n for n in a.names if n not in known)
-                    raise SignatureError(f"{self.op}: axis '{a.text}' of {p.name} can't be solved for {', '.join(unknown)}")
+                    raise SignatureError(
+                        f"{self.op}: axis '{a.text}' of {p.name} can't be solved for {', '.join(unknown)}"
+                    )
                 axes = left
             if not optional:
                 self._check_results(known)
@@ -183,7 +188,7 @@ class Signature:
                     raise SignatureError(f"{self.op}: '...' of {r.name} stands in no required argument")
                 if a.names - known:
                     raise SignatureError(
-                        f"{self.op}: axis '{a.text}' of {r.name} is not known from the required arguments and attributes"
+                        f"{self.op}: axis '{a.text}' of {r.name} is not known from required arguments and attributes"
                     )
             if r.dtype is None and self.params and self.params[0].dtype == "weight":
                 raise SignatureError(f"{self.op}: result {r.name} follows a :weight, so it must say its type")

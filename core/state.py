@@ -26,8 +26,8 @@ class Capacity:
 class PerToken:
     """An entry of shape `width` for every `every` tokens, in pages that sequences share until one of them writes.
 
-    In an op it is `[pages, entries, *width]` with `block_table[seqs, blocks]` naming the pages of each sequence in order.
-    The entry of tokens `i*every … (i+1)*every - 1` is written at the row of the last of them.
+    In an op it is `[pages, entries, *width]` with `block_table[seqs, blocks]` naming the pages of each sequence in
+    order. The entry of tokens `i*every … (i+1)*every - 1` is written at the row of the last of them.
     """
 
     width: tuple[int, ...]
@@ -36,7 +36,9 @@ class PerToken:
 
     def storage(self, capacity: Capacity) -> TensorType:
         if capacity.page % self.every:
-            raise ValueError(f"a page of {capacity.page} tokens is not a whole number of entries of {self.every} tokens")
+            raise ValueError(
+                f"a page of {capacity.page} tokens is not a whole number of entries of {self.every} tokens"
+            )
         return TensorType((capacity.pages, capacity.page // self.every, *self.width), self.dtype)
 
 

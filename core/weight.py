@@ -16,8 +16,8 @@ class Weight:
     """A tensor of stored bytes whose meaning is its dequantized float32 values.
 
     `type` counts elements. `data` holds the bytes as uint8 `[*shape[:-1], bytes of a row]`, often a memory map: nothing
-    is read until asked for. `np.asarray(weight)` is the whole as float32; `weight[rows]`, with an integer, a slice or an
-    integer array on the first axis, reads and dequantizes only those rows. Op bodies need to know no more than that.
+    is read until asked for. `np.asarray(weight)` is the whole as float32; `weight[rows]`, with an integer, a slice or
+    an integer array on the first axis, reads and dequantizes only those rows. Op bodies need to know no more than that.
     """
 
     __slots__ = ("data", "name", "type")
@@ -53,7 +53,8 @@ class Weight:
     def __getitem__(self, rows: Any) -> NDArray[Any]:
         """Rows along the first axis, dequantized; each index must lie in range, as NumPy demands."""
         if self.ndim == 1:
-            return self._read(self.data, self.type.shape)[rows]
+            some: NDArray[Any] = self._read(self.data, self.type.shape)[rows]
+            return some
         part = self.data[rows]
         return self._read(part, (*part.shape[:-1], self.type.shape[-1]))
 

@@ -1,7 +1,7 @@
 """Backends whose kernels write into storage that the plan assigned: an arena, and states in place.
 
-`AddressedTarget` needs a table of kernels and a memory. A step is a list of bound calls, made once and replayed; a device
-with a queue of its own overrides `compile` or the binding of handles, not the meaning.
+`AddressedTarget` needs a table of kernels and a memory. A step is a list of bound calls, made once and replayed; a
+device with a queue of its own overrides `compile` or the binding of handles, not the meaning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The contract between trueup and a backend. Everything here is versioned by `API`; nothing here runs anything.
 
-A backend lists its devices without side effects and opens one as a target. A target has memory, says of each node whether
-it can run it and if not why, and compiles a plan into an executable that is replayed for every step of the same shapes.
+A backend lists its devices without side effects and opens one as a target. A target has memory, says of each node
+whether it can run it and if not why, and compiles a plan into an executable that is replayed for every step of the same
+shapes.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ class Device:
 class Capabilities:
     """What a target claims of its results; the conformance kit verifies each claim.
 
-    `deterministic`: two runs give the same bits. `batch_invariant`: a row's results do not depend on the other rows or on
-    their number. `max_rows`: the most rows of a step, None for no limit. `thresholds`: sizes by axis name at which a kernel
-    changes its way, so that tests lie on both sides.
+    `deterministic`: two runs give the same bits. `batch_invariant`: a row's results do not depend on the other rows or
+    on their number. `max_rows`: the most rows of a step, None for no limit. `thresholds`: sizes by axis name at which a
+    kernel changes its way, so that tests lie on both sides.
     """
 
     deterministic: bool = False

@@ -26,7 +26,7 @@ def resolve(given: Input, get: Callable[[Value], Any]) -> Any:
 
 
 def stored(leaf: Value) -> Any:
-    """What a body gets for a weight or a constant: the stored weight, of which it may read only some rows, or an array."""
+    """What a body gets for a weight or a constant: the stored weight, of which it may read some rows, or an array."""
     return leaf.data if leaf.leaf == "weight" else np.asarray(leaf.data)
 
 
@@ -62,22 +62,18 @@ class Prologue:
 class FallbackStep:
     """One refused node on the reference.
 
-    Of a state only the rows that the step's indices name are moved, and back only those that changed. `bytes` counts both
-    ways, values included.
+    Of a state only the rows that the step's indices name are moved, and back only those that changed. `bytes` counts
+    both ways, values included.
     """
 
-    def __init__(
-        self, node: Node, memory: Memory, handle: Callable[[Value], Any]
-    ) -> None:
+    def __init__(self, node: Node, memory: Memory, handle: Callable[[Value], Any]) -> None:
         """`handle`: where a value or a whole state lies on the device. Weights are read as the host holds them."""
         self.node, self.memory, self.handle = node, memory, handle
         self.bytes = 0
 
     def run(self) -> None:
         params = self.node.op.params
-        args: list[Any] = [
-            None if isinstance(g, State) else resolve(g, self._read) for g in self.node.inputs
-        ]
+        args: list[Any] = [None if isinstance(g, State) else resolve(g, self._read) for g in self.node.inputs]
         rows: dict[str, list[int]] = {}
         parts: list[tuple[int, State, list[int] | None, NDArray[Any]]] = []
         for i, g in enumerate(self.node.inputs):
@@ -95,7 +91,9 @@ class FallbackStep:
                 parts.append((i, g, None, whole))
             self.bytes += args[i].nbytes
         out = self.node.op.body(*args, **self.node.attrs)
-        for o, r in zip(self.node.outputs, check_results(self.node.op, [o.type for o in self.node.outputs], out), strict=True):
+        for o, r in zip(
+            self.node.outputs, check_results(self.node.op, [o.type for o in self.node.outputs], out), strict=True
+        ):
             self.memory.upload(self.handle(o), r)
             self.bytes += r.nbytes
         for i, state, index, before in parts:

@@ -1,7 +1,8 @@
 """Backends whose arrays are immutable values of a library (NumPy, torch, MLX): kernels return results.
 
 A kernel gets arrays and returns its results, then the next version of each state that it writes, in the order of its
-parameters. This class threads the versions in effect order. Poison and canaries do not apply: nothing is written in place.
+parameters. This class threads the versions in effect order. Poison and canaries do not apply: nothing is written in
+place.
 """
 
 from __future__ import annotations
@@ -162,8 +163,8 @@ class ManagedExecutable(Executable):
         written = [s for s, writes in n.effects if writes]
         if len(results) != len(n.outputs) + len(written):
             raise TypeError(
-                f"{self.target.name}: the kernel of {n} returned {len(results)} arrays, expected {len(n.outputs)} results "
-                f"and {len(written)} states"
+                f"{self.target.name}: the kernel of {n} returned {len(results)} arrays, "
+                f"expected {len(n.outputs)} results and {len(written)} states"
             )
         self.env.update(zip(n.outputs, results, strict=False))
         for s, version in zip(written, results[len(n.outputs) :], strict=True):

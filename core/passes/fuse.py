@@ -29,8 +29,8 @@ class Hole:
 class Pattern:
     """A function of ops, traced once without shapes; as an operation its meaning is the function itself.
 
-    Positional parameters stand for values, keyword-only ones for attributes. Attributes that the function writes out must
-    be equal. It may return several results, or none, if it ends in a write.
+    Positional parameters stand for values, keyword-only ones for attributes. Attributes that the function writes out
+    must be equal. It may return several results, or none, if it ends in a write.
     """
 
     view = False
@@ -47,14 +47,19 @@ class Pattern:
         ]
         holes = {p.name: Hole(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
         returned = meaning(*self.places, **holes)
-        self.outs: tuple[Value, ...] = returned if isinstance(returned, tuple) else () if returned is None else (returned,)
+        self.outs: tuple[Value, ...] = (
+            returned if isinstance(returned, tuple) else () if returned is None else (returned,)
+        )
         used = {v.node for n in self.graph.nodes for v in n.values}
         ends = [v.node for v in self.outs if v.node is not None] + [n for n in self.graph.nodes if n not in used]
         self.roots = list(dict.fromkeys(ends))
         if not self.roots:
             raise ValueError(f"pattern {name}: it calls no op")
         mutated = {
-            v for n in self.graph.nodes for p, g in zip(n.op.params, n.inputs, strict=True) if p.mutates and isinstance(v := g, Value)
+            v
+            for n in self.graph.nodes
+            for p, g in zip(n.op.params, n.inputs, strict=True)
+            if p.mutates and isinstance(v := g, Value)
         }
         self.params = tuple(Param(v.name, _ANY_AXES, "any", mutates=v in mutated) for v in self.places)
         self.results = tuple(Param(f"r{i}", _ANY_AXES) for i in range(len(self.outs)))
@@ -69,7 +74,7 @@ class Pattern:
     # -- matching ------------------------------------------------------------------------------------------------------
 
     def matches(self, graph: Graph) -> tuple[list[Match], str]:
-        """Disjoint matches in program order, and where none was found the difference that came latest in the pattern."""
+        """Disjoint matches in program order; where there is none, the difference that came latest in the pattern."""
         by_op: dict[Any, list[Node]] = {}
         users: dict[Value, set[Node]] = {}
         for n in graph.nodes:
@@ -182,14 +187,17 @@ class _Search:
             before = bound
             bound = bound and self.value(bound, p, given)
             if bound is None:
-                self.note(len(before.nodes) if before else 0, f"the argument {param.name} of {node} differs from the pattern's")
+                self.note(
+                    len(before.nodes) if before else 0,
+                    f"the argument {param.name} of {node} differs from the pattern's",
+                )
                 return None
         return bound
 
 
 @dataclass(frozen=True)
 class FusionReport:
-    """What became of a pattern: how often it was fused, why a kernel declined, or the first difference if none matched."""
+    """What became of a pattern: how often it was fused, why a kernel declined, the first difference if none matched."""
 
     name: str
     fused: int
@@ -217,7 +225,8 @@ def fuse(graph: Graph, patterns: Sequence[Pattern], accepts: Callable[..., Any])
 
 
 def _emit(new: Graph, unit: Node | Group, get: Callable[[Input], Any]) -> dict[Value, Value]:
-    if isinstance(unit, Node):
+    if not isinstance(unit, Match):
+        assert isinstance(unit, Node)
         return keep(new, unit, get)
     p = unit.pattern
     outs = [unit.values[r] for r in p.outs]

@@ -1,4 +1,4 @@
-"""Legalize: what the device refuses is replaced by the op's decomposition, and a strided argument by a contiguous copy."""
+"""Legalize: what the device refuses is replaced by the op's decomposition, a strided argument by a contiguous copy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Supports = Callable[[Node], Any]
 def legalize(graph: Graph, supports: Supports) -> Graph:
     """Rewrite until every node is supported, or refused with nothing left to try.
 
-    Tried in this order: a copy where a view can't be made of strides; a copy of strided arguments, if the device accepts
-    the node then; the decomposition.
+    Tried in this order: a copy where a view can't be made of strides; a copy of strided arguments, if the device
+    accepts the node then; the decomposition.
     """
     while True:
         todo: dict[Node, Callable[[Graph, Node, Callable[[Input], Any]], dict[Value, Value]]] = {}

@@ -16,8 +16,8 @@ ALIGN = 64
 class MemoryPlan:
     """`offsets`: bytes from the arena's start, for each value with storage of its own.
 
-    `arena` is the arena's size, `total` what the values would take without reuse, `peak` the most alive at one time: the
-    arena can't be smaller.
+    `arena` is the arena's size, `total` what the values would take without reuse, `peak` the most alive at one time:
+    the arena can't be smaller.
     """
 
     offsets: dict[Value, int]

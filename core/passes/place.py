@@ -1,4 +1,4 @@
-"""Place: for each node the kernel that runs it, or, where that was asked for, the reference as a fallback, with the reason."""
+"""Place: for each node the kernel that runs it, or, where that was asked for, the reference, with the reason."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def place(
             placements[n] = Placement("fallback", n.op.name, answer.reason, moved)
         else:
             raise Refused(
-                f"backend {backend} refuses {n.describe()}: {answer.reason}; --allow-fallback runs such nodes on the reference"
+                f"backend {backend} refuses {n.describe()}: {answer.reason}; "
+                "--allow-fallback runs such nodes on the reference"
             )
     return placements, kernels

@@ -24,8 +24,8 @@ Emit = Callable[[Graph, "Node | Group", Callable[[Input], Input]], dict[Value, V
 def rewrite(graph: Graph, emit: Emit, groups: Sequence[Group] = ()) -> tuple[Graph, list[Group]]:
     """A new graph with `emit` called for every group and every other node, in program order as far as edges allow.
 
-    A group that would have to wait for itself (something outside needs one of its nodes and is needed by another) is taken
-    apart; those are returned too. The new graph is verified against the old one.
+    A group that would have to wait for itself (something outside needs one of its nodes and is needed by another) is
+    taken apart; those are returned too. The new graph is verified against the old one.
     """
     kept, waiting = list(groups), []
     while (order := _order(graph, kept)) is None:
@@ -77,8 +77,8 @@ def _order(graph: Graph, groups: Sequence[Group]) -> list[Node | Group] | None:
     for n, before in graph.edges().items():
         needs[unit[n]].update(unit[m] for m in before if unit[m] is not unit[n])
     after: dict[Node | Group, list[Node | Group]] = {u: [] for u in needs}
-    for u, before in needs.items():
-        for b in before:
+    for u, units in needs.items():
+        for b in units:
             after[b].append(u)
     waits = {u: len(b) for u, b in needs.items()}
     ready = [(first[u], i, u) for i, u in enumerate(needs) if not waits[u]]

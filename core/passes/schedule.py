@@ -1,4 +1,4 @@
-"""Schedule: a legal order of a graph's nodes. Program order by default; any other legal order must give the same bits."""
+"""Schedule: a legal order of a graph's nodes, by default program order; any other must give the same bits."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from trueup.core.graph import Edges, Graph, Node, State
 def verify(graph: Graph) -> None:
     """GraphError where a rule of graphs is broken.
 
-    A value of another graph or one used before it is computed; a prologue node that needs what the device computes, or a
-    state used on both sides; overlapping regions of a state in one node that writes one of them; a declared state that
-    nothing uses; added constraints that make a cycle.
+    A value of another graph or one used before it is computed; a prologue node that needs what the device computes, or
+    a state used on both sides; overlapping regions of a state in one node that writes one of them; a declared state
+    that nothing uses; added constraints that make a cycle.
     """
     done: set[Node] = set()
     side: dict[State, Node] = {}
@@ -61,7 +61,9 @@ def topological(edges: Edges) -> list[Node]:
             if not waits[a]:
                 order.append(a)
     if len(order) < len(edges):
-        raise GraphError("the graph has a cycle: " + " → ".join(map(str, _cycle(edges, [n for n in edges if waits[n]]))))
+        raise GraphError(
+            "the graph has a cycle: " + " → ".join(map(str, _cycle(edges, [n for n in edges if waits[n]])))
+        )
     return order
 
 
@@ -108,7 +110,9 @@ def verify_edges(graph: Graph, edges: Edges) -> None:
     for n, before in graph.edges().items():
         for m in before:
             if not reach[n] >> place[m] & 1:
-                raise GraphError(f"{m} and {n} have no order: {_why(n, m)}, and no path leads from the one to the other")
+                raise GraphError(
+                    f"{m} and {n} have no order: {_why(n, m)}, and no path leads from the one to the other"
+                )
 
 
 def _why(node: Node, before: Node) -> str:
