@@ -51,7 +51,7 @@ def attention(
     """
     kv, group = keys.shape[2], q.shape[1] // max(keys.shape[2], 1)
     out, lse = np.zeros((*q.shape[:2], values.shape[3])), np.zeros(q.shape[:2])
-    queries = wide(q).reshape(len(q), kv, group, -1)
+    queries = wide(q).reshape(len(q), kv, group, q.shape[2])
     for s, rows in spans(cu_seqlens, len(q)):
         last = length(past, s, rows)
         k = wide(gather(keys, block_table, s, last // every).swapaxes(0, 1))  # [kv, entries, d]
@@ -61,7 +61,7 @@ def attention(
             seen = slice(max(0, n - window) if window else 0, n)
             at = seen if selected is None else _chosen(selected[t], n, block, seen.start, t)
             o, z = _attend(queries[t], k[:, at], v[:, at], scale)
-            out[t], lse[t] = o.reshape(-1, v.shape[2]), z.reshape(-1)
+            out[t], lse[t] = o.reshape(out.shape[1:]), z.reshape(-1)
     return narrow(out), narrow(lse)
 
 
