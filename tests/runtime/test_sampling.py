@@ -77,6 +77,11 @@ def test_draws_cut_the_unit_interval_as_the_distribution_says(logits: list[float
     assert sample(row(*logits), s, draw=math.nextafter(1, 0)).token == ids[-1]
 
 
+def test_a_draw_on_a_border_takes_the_token_that_begins_there() -> None:
+    for draw, token in ((0.0, 0), (0.25, 1), (math.nextafter(0.25, 0), 0), (0.5, 2), (0.75, 3)):
+        assert sample(row(0, 0, 0, 0), Sampler(temperature=1.0), draw=draw).token == token
+
+
 any_row = npst.arrays(
     F32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=False) | st.sampled_from([0.0, math.inf, -math.inf])
 )
