@@ -1,7 +1,7 @@
 """The application: its commands, those that plugins add, and the one line that an error becomes.
 
-Built-in commands import what is heavy when they run, and no plugin of third parties; those are asked only for the list of
-commands and for a command that is not built in.
+Built-in commands import what is heavy when they run, and no plugin of third parties; those are asked only for the list
+of commands and for a command that is not built in.
 """
 
 from __future__ import annotations

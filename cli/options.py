@@ -34,6 +34,10 @@ Stop = Annotated[
         "--stop", metavar="TEXT", help="End before this text; may be given several times.", show_default=False
     ),
 ]
+System = Annotated[
+    str | None,
+    typer.Option("--system", metavar="TEXT", help="The system message before the conversation.", show_default=False),
+]
 BackendName = Annotated[
     str,
     typer.Option(

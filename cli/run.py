@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from typing import Annotated
 
 import typer
 
+from trueup.cli.generation import Output, as_json, generate, statistics
 from trueup.cli.options import (
     AllowFallback,
+    AsJson,
     BackendName,
     Context,
     MaxTokens,
     MinP,
     ModelFile,
     NoFusion,
+    Stop,
+    System,
     Temperature,
     Threads,
     TopK,
     TopP,
     open_engine,
 )
+from trueup.cli.prompt import chat_ids, read_prompt
 
-DEMO = "import os\n\ndef "
+INTERRUPTED = 130
 
 
 def run(
@@ -30,7 +38,16 @@ def run(
         str | None,
         typer.Option("--prompt", "-p", metavar="TEXT", help="The text to continue.", show_default=False),
     ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-f", metavar="FILE", help="The file with the text; - for standard input."),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The text is a message, and the model answers it: uses its chat template.")
+    ] = False,
+    system: System = None,
     max_tokens: MaxTokens = 128,
+    stop: Stop = None,
     temp: Temperature = 0.7,
     top_k: TopK = 0,
     top_p: TopP = 0.95,
@@ -43,17 +60,74 @@ def run(
     threads: Threads = None,
     allow_fallback: AllowFallback = False,
     no_fusion: NoFusion = False,
+    echo: Annotated[bool, typer.Option("--echo", help="Write the prompt first.")] = False,
+    as_json_: AsJson = False,
 ) -> None:
-    """Continue a text. Alone, the bundled model writes Python."""
-    engine = open_engine(
-        model, backend=backend, context=ctx, threads=threads, allow_fallback=allow_fallback, fusion=not no_fusion
-    )
-    pieces = engine.generate(
-        DEMO if prompt is None else prompt,
-        max_tokens=max_tokens, temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-    )  # fmt: skip
-    if prompt is None:
-        print(DEMO, end="")
-    for piece in pieces:
-        print(piece.text, end="", flush=True)
-    print()
+    """Continue a text, word by word on standard output; what it took is one line on standard error.
+
+    The prompt comes from --prompt, --file or standard input; as it stands, with no template around it, unless --chat
+    says so. Alone, `trueup run` lets the bundled model write Python. Tokens are drawn at temperature 0.7 from the
+    likeliest 95% with a fixed seed, since a small model that always takes the likeliest token soon repeats itself;
+    --temp 0 takes that one.
+
+    It ends at an end token, a stop text, --max-tokens, or where the context is full. Ctrl-C ends it with exit code 130.
+
+    Examples:
+
+    \b
+        trueup run
+        trueup run MODEL.gguf -p "def fibonacci(n):" -n 64 --temp 0
+        trueup run MODEL.gguf --chat -p "Name three rivers." --system "Be brief."
+        git diff | trueup run MODEL.gguf --stop "diff --git" --json
+    """
+    text, demo = read_prompt(prompt, file, demo=model is None and not chat)
+    if system is not None and not chat:
+        raise typer.BadParameter("--system needs --chat")
+    out = Output()
+    try:
+        started = time.perf_counter()
+        engine = open_engine(
+            model, backend=backend, context=ctx, threads=threads, allow_fallback=allow_fallback, fusion=not no_fusion
+        )
+        if chat:
+            said = [{"role": "user", "content": text}]
+            ids = chat_ids(engine.model, [{"role": "system", "content": system}, *said] if system else said)
+        else:
+            ids = engine.model.tokenizer.encode(text)
+        bos = engine.model.tokenizer.bos_id
+        ids = ids or ([] if bos is None else [bos])
+        loaded = time.perf_counter() - started
+        pieces = generate(
+            engine, engine.session(), ids, out,
+            max_tokens=max_tokens, stop=stop, temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+        )  # fmt: skip
+        if as_json_:
+            for _ in pieces:
+                pass
+        else:
+            echoed = text if demo or echo else ""
+            for piece in pieces:  # the first comes when nothing can be refused any more
+                write(echoed + piece)
+                echoed = ""
+    except KeyboardInterrupt:
+        if not out.prompt_tokens:  # nothing to report yet
+            raise typer.Exit(INTERRUPTED) from None
+    if as_json_:
+        name = str(engine.model.file.path) if model is not None else "bundled"
+        json.dump(as_json(out, engine, model=name, load_time=loaded, seed=seed), sys.stdout, allow_nan=False)
+        print()
+    else:
+        if sys.stdout.isatty():
+            print(flush=True)
+        else:
+            sys.stdout.flush()
+        print(statistics(out, engine), file=sys.stderr)
+    if out.finish_reason == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def write(text: str) -> None:
+    """Text on standard output, at once and exactly."""
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
