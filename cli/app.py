@@ -15,27 +15,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from trueup.cli.chat import chat
+from trueup.cli.errors import expected, one_line
 from trueup.cli.run import run
 
 INTERRUPTED, PIPE_CLOSED = 130, 141
 """Exit codes: 128 and the number of the signal that would have ended the process."""
-
-
-def one_line(e: BaseException) -> str:
-    """An exception's message as one line; a file's name first, where the system gives one."""
-    if isinstance(e, OSError) and e.strerror:
-        where = ": ".join(str(f) for f in (e.filename, e.filename2) if f is not None)
-        return f"{where}: {e.strerror}" if where else e.strerror
-    return " ".join(str(e).split()) or type(e).__name__
-
-
-def expected(e: BaseException) -> bool:
-    """Whether an exception is an answer to the user (a wrong file, option, backend), not a fault to be reported."""
-    from trueup.core.errors import ArgumentError
-
-    return isinstance(e, ValueError | RuntimeError | OSError | MemoryError | ArgumentError) and not isinstance(
-        e, NotImplementedError | RecursionError
-    )
 
 
 class PluginCommands(typer.Typer):
@@ -173,5 +158,5 @@ def trueup(
     settings["traceback"] = traceback
 
 
-for command in (run,):
+for command in (run, chat):
     app.command(command.__name__.replace("_", "-"))(command)

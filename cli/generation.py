@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +39,19 @@ class Output:
         )
 
 
-def generate(engine: Engine, session: Session, ids: list[int], out: Output, **options: Any) -> Iterator[str]:
+def generate(
+    engine: Engine,
+    session: Session,
+    ids: list[int],
+    out: Output,
+    *,
+    mark: Callable[[], None] | None = None,
+    **options: Any,
+) -> Iterator[str]:
     """Feed a prompt and choose tokens, filling `out`; yields text. `options` are those of `Engine.generate`.
 
-    The steps are those that `Engine.generate` itself would make. Raises as it does, ContextFull before anything is fed.
+    The steps are those that `Engine.generate` itself would make, unless `mark` wants to be called when all of the
+    prompt but its last token is fed. Raises as `Engine.generate` does, ContextFull before anything is fed.
     """
     from trueup.runtime import ContextFull
 
@@ -52,9 +61,12 @@ def generate(engine: Engine, session: Session, ids: list[int], out: Output, **op
         )
     out.prompt_tokens, out.fed = len(session) + len(ids), len(ids)
     start = time.perf_counter()
-    head = max(0, len(ids) - 1) // engine.batch * engine.batch
+    head = max(0, len(ids) - 1)
+    head = head if mark is not None else head // engine.batch * engine.batch
     pieces = engine.generate(ids[head:], session=session, **options)
     feed(session, ids[:head])
+    if mark is not None:
+        mark()
     prompt_end = 0.0
     try:
         for piece in pieces:
