@@ -215,17 +215,22 @@ class PluginHost:
         return None
 
     def add_commands(self, cli: Any) -> None:
-        """Let each plugin add its commands; one that fails is recorded as broken."""
+        """Let each plugin add commands to a Typer application; one that fails is recorded as broken and adds none."""
         for plugin in self.plugins:
             module = self._manager.get_plugin(plugin.name) if plugin.status == "ok" else None
             if module is None or not hasattr(module, "trueup_commands"):
                 continue
+            commands, groups = list(cli.registered_commands), list(cli.registered_groups)
             try:
                 module.trueup_commands(cli=cli)
             except KeyboardInterrupt:
                 raise
             except BaseException as e:
                 plugin.fail(f"trueup_commands failed: {_text(e)}")
+                cli.registered_commands, cli.registered_groups = commands, groups
+                continue
+            added = cli.registered_commands[len(commands) :] + cli.registered_groups[len(groups) :]
+            plugin.provides["commands"] = [_command_name(c) for c in added]
 
     def info(self, *, timeout: float = 20.0) -> list[BackendInfo]:
         """Every backend, available or why not. A child process asks the driver: a crash or a hang is a reason."""
@@ -318,6 +323,11 @@ def _named(made: Any) -> str:
 
 def _dist(point: EntryPoint) -> str:
     return point.dist.name if point.dist else "?"
+
+
+def _command_name(registered: Any) -> str:
+    """The name under which Typer registers a command or a group."""
+    return registered.name or getattr(registered.callback, "__name__", "?").replace("_", "-")
 
 
 def _text(e: BaseException) -> str:
