@@ -9,45 +9,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from trueup.cli.backends import backends
 from trueup.cli.chat import chat
+from trueup.cli.doctor import doctor
 from trueup.cli.errors import expected, one_line
+from trueup.cli.plugins import plugins
 from trueup.cli.run import run
+from trueup.cli.third_party import plugin_commands
 
 INTERRUPTED, PIPE_CLOSED = 130, 141
 """Exit codes: 128 and the number of the signal that would have ended the process."""
-
-
-class PluginCommands(typer.Typer):
-    """What plugins are given to add commands to; a name that is taken is refused."""
-
-    def __init__(self, taken: Sequence[str]) -> None:
-        super().__init__(add_completion=False, rich_markup_mode=None)
-        self.taken = set(taken)
-
-    def command(self, name: str | None = None, **more: Any) -> Any:
-        register = super().command(name, **more)
-
-        def check(f: Any) -> Any:
-            self.take(name or f.__name__.replace("_", "-"))
-            return register(f)
-
-        return check
-
-    def add_typer(self, typer_instance: typer.Typer, *, name: str | None = None, **more: Any) -> None:
-        if name:
-            self.take(name)
-        super().add_typer(typer_instance, name=name, **more)
-
-    def take(self, name: str) -> None:
-        if name in self.taken:
-            raise ValueError(f"the command '{name}' is taken")
-        self.taken.add(name)
 
 
 class Commands(TyperGroup):
@@ -58,15 +34,7 @@ class Commands(TyperGroup):
     def plugin_commands(self) -> dict[str, Any]:
         """Commands of third parties by name; loads their plugins, if there are any."""
         if self._theirs is None:
-            self._theirs = {}
-            if any(p.dist is None or p.dist.name != "trueup" for p in entry_points(group="trueup")):
-                from trueup.core.plugins import host
-
-                cli = PluginCommands(list(self.commands))
-                host().load().add_commands(cli)
-                if cli.registered_commands or cli.registered_groups:
-                    cli.callback()(lambda: None)
-                    self._theirs = dict(typer.main.get_group(cli).commands)
+            self._theirs = plugin_commands(self.commands)
         return self._theirs
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -158,5 +126,5 @@ def trueup(
     settings["traceback"] = traceback
 
 
-for command in (run, chat):
+for command in (run, chat, backends, plugins, doctor):
     app.command(command.__name__.replace("_", "-"))(command)

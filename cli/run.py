@@ -63,7 +63,9 @@ def run(
     echo: Annotated[bool, typer.Option("--echo", help="Write the prompt first.")] = False,
     as_json_: AsJson = False,
 ) -> None:
-    """Continue a text, word by word on standard output; what it took is one line on standard error.
+    """Continue a text.
+
+    The text goes to standard output as it comes; at its end one line on standard error says what it took.
 
     The prompt comes from --prompt, --file or standard input; as it stands, with no template around it, unless --chat
     says so. Alone, `trueup run` lets the bundled model write Python. Tokens are drawn at temperature 0.7 from the

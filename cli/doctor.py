@@ -1,0 +1,102 @@
+"""`trueup doctor`: runs something small on every device."""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import platform
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from trueup.cli.options import AsJson
+from trueup.cli.show import dump, table
+
+if TYPE_CHECKING:
+    from trueup.core.plugins import BackendInfo
+
+TIMEOUT = 60.0
+"""Seconds that a device has for a handful of numbers, drivers and compilers included."""
+
+
+def doctor(json: AsJson = False) -> None:
+    """Run a small graph on every device.
+
+    The results are compared with values made by hand. Each device is tried in a process of its own with a time limit.
+    Exit code 1 where a backend that calls itself usable fails.
+
+    Examples:
+
+    \b
+        trueup doctor
+        trueup doctor --json
+    """
+    from trueup.core.plugins import host
+
+    found = host().info()
+    outcomes = [
+        {"backend": b.name, "device": d.name, **try_device(b.name, i)} for b in found for i, d in enumerate(b.devices)
+    ]
+    unusable = [{"backend": b.name, "reason": b.reason} for b in found if not b.available]
+    broken = [{"plugin": p.name, "dist": p.dist, "version": p.version, "status": p.status, "reason": p.reason}
+              for p in host().plugins if p.status != "ok"]  # fmt: skip
+    system = about(found)
+    if json:
+        dump({"system": system, "devices": outcomes, "unusable": unusable, "plugins": broken})
+    else:
+        table(("", ""), [(k, v) for k, v in system.items() if v])
+        print()
+        rows = [
+            (o["backend"], o["device"], "ok" if o["ok"] else "FAILED", seconds(o["seconds"]), places(o), o["reason"])
+            for o in outcomes
+        ]
+        rows += [(u["backend"], "", "not usable", "", "", u["reason"]) for u in unusable]
+        rows += [(f"plugin {p['plugin']}", "", p["status"], "", "", p["reason"]) for p in broken]
+        table(("backend", "device", "result", "time", "nodes", "reason"), rows, right=("time",))
+    if not all(o["ok"] for o in outcomes):
+        raise typer.Exit(1)
+
+
+def try_device(name: str, number: int, timeout: float = TIMEOUT) -> dict[str, Any]:
+    """What `trueup.cli.checkup` says of a device; a crash or a hang of its process is a failure with that reason."""
+    command = [sys.executable, "-m", "trueup.cli.checkup", name, str(number)]
+    failed: dict[str, Any] = {"ok": False, "reason": "", "seconds": None, "nodes": {}, "refused": []}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return failed | {"reason": f"no result within {timeout:g} s"}
+    try:
+        outcome: dict[str, Any] = json_format.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return failed | {"reason": f"its process ended with code {done.returncode}: {last}"}
+    return outcome
+
+
+def about(found: list[BackendInfo]) -> dict[str, str]:
+    """Versions and processor."""
+    import numpy
+
+    import trueup
+
+    cpu = next((d for b in found if b.name == "cpu" for d in b.devices), None)
+    return {
+        "trueup": trueup.__version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "numpy": numpy.__version__,
+        "system": platform.platform(),
+        "processor": cpu.name if cpu else platform.processor(),
+        "cores": str(cpu.limits.get("cores", "") if cpu else os.cpu_count()),
+        "instruction sets": f"{', '.join(sorted(cpu.features))}; in use: {cpu.versions.get('isa')}" if cpu else "",
+    }
+
+
+def places(outcome: dict[str, Any]) -> str:
+    """Nodes by where they ran, in short."""
+    return ", ".join(f"{n} {where}" for where, n in outcome["nodes"].items())
+
+
+def seconds(t: float | None) -> str:
+    return "" if t is None else f"{t * 1000:.0f} ms"
