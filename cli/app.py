@@ -16,8 +16,10 @@ from typer.core import TyperGroup
 
 from trueup.cli.backends import backends
 from trueup.cli.chat import chat
+from trueup.cli.convert import convert
 from trueup.cli.doctor import doctor
 from trueup.cli.errors import expected, one_line
+from trueup.cli.inspect import inspect
 from trueup.cli.plugins import plugins
 from trueup.cli.run import run
 from trueup.cli.third_party import plugin_commands
@@ -126,5 +128,5 @@ def trueup(
     settings["traceback"] = traceback
 
 
-for command in (run, chat, backends, plugins, doctor):
+for command in (run, chat, inspect, convert, backends, plugins, doctor):
     app.command(command.__name__.replace("_", "-"))(command)

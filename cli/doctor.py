@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from trueup.cli.options import AsJson
-from trueup.cli.show import dump, table
+from trueup.cli.show import dump, lines, table
 
 if TYPE_CHECKING:
     from trueup.core.plugins import BackendInfo
@@ -46,7 +46,7 @@ def doctor(json: AsJson = False) -> None:
     if json:
         dump({"system": system, "devices": outcomes, "unusable": unusable, "plugins": broken})
     else:
-        table(("", ""), [(k, v) for k, v in system.items() if v])
+        lines([(k, v) for k, v in system.items() if v], indent=0)
         print()
         rows = [
             (o["backend"], o["device"], "ok" if o["ok"] else "FAILED", seconds(o["seconds"]), places(o), o["reason"])

@@ -26,7 +26,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: It
 
     cells = [[printable(str(c)) for c in row] for row in rows]
     shown = [i for i in range(len(columns)) if any(row[i] for row in cells)]
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns))
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i in shown:
         made.add_column(columns[i], justify="right" if columns[i] in right else "left", overflow="fold")
     for row in cells:
@@ -70,3 +70,18 @@ def printable(text: str) -> str:
 def clip(text: str, most: int) -> str:
     """The beginning of a text, with a mark where something is left out."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def lines(facts: Sequence[tuple[str, str]], *, indent: int = 2) -> None:
+    """Print names and values, values one below the other; what is long goes on below itself."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    named = any(name for name, _ in facts)
+    for _ in range(1 + named):
+        made.add_column(overflow="fold")
+    for name, value in facts:
+        made.add_row(*([Text(name)] if named else []), Text(printable(value)))
+    with_lines(Padding(made, (0, 0, 0, indent), expand=False))
