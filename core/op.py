@@ -62,12 +62,18 @@ class Op:
         self.__doc__ = inspect.getdoc(body)
         self.decomposition: Callable[..., Any] | None = None
         self._cost: Callable[..., Cost] | None = None
-        self._python = inspect.signature(body, eval_str=True)
+        try:
+            self._python = inspect.signature(body, eval_str=True)
+        except Exception as e:  # an annotation may be any expression
+            raise SignatureError(f"{self.name}: its annotations can't be read: {e}") from e
         parameters = list(self._python.parameters.values())
         self.attributes = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
         for p in self.attributes.values():
             if p.annotation not in (int, float, bool, str):
                 raise SignatureError(f"{self.name}: attribute {p.name} must be annotated int, float, bool or str")
+            if p.default is not p.empty and not _fits(p.default, p.annotation):
+                want = p.annotation.__name__
+                raise SignatureError(f"{self.name}: attribute {p.name} is {want}, its default is {p.default!r}")
         integers = frozenset(p.name for p in self.attributes.values() if p.annotation is int)
         self.signature = Signature.parse(self.name, signature, integers)
         self.params, self.results = self.signature.params, self.signature.results
@@ -83,8 +89,11 @@ class Op:
         for p, declared in zip(tensors, self.params, strict=True):
             if declared.optional != (p.default is None) or (p.default is not None and p.default is not p.empty):
                 raise SignatureError(f"{self.name}: {p.name} must be 'name?' with '= None', or neither")
+        first = self.params[0] if self.params else None
         if self.view and (len(self.results) != 1 or any(p.mutates for p in self.params)):
             raise SignatureError(f"{self.name}: a view has one result and mutates nothing")
+        if self.view and (first is None or first.optional or first.variadic):
+            raise SignatureError(f"{self.name}: a view is of its first argument, which must be one tensor")
 
     @property
     def signature_text(self) -> str:
@@ -160,17 +169,15 @@ class Op:
             want = self.attributes[k].annotation
             if isinstance(v, np.integer | np.floating | np.bool_):
                 v = v.item()
-            if want is float and type(v) is int:
-                v = float(v)
-            if type(v) is not want:
+            if not _fits(v, want):
                 raise ArgumentError(f"{self.name}: the attribute {k} must be {want.__name__}, got {v!r}")
-            out[k] = v
+            out[k] = want(v)
         return out
 
     def _compute(self, tensors: list[Any], attrs: dict[str, Any]) -> Any:
         attrs = self._attributes(attrs)
         tensors = [
-            tuple(map(_array, t)) if p.variadic else None if t is None else _array(t)
+            tuple(self._array(p, x) for x in t) if p.variadic else None if t is None else self._array(p, t)
             for p, t in zip(self.params, tensors, strict=True)
         ]
         types = [
@@ -181,6 +188,15 @@ class Op:
         out = self.body(*tensors, **attrs)
         check_results(self, expected, out)
         return out
+
+    def _array(self, p: Param, x: Any) -> Any:
+        """What NumPy makes of an argument; ArgumentError where trueup has no type for it."""
+        try:
+            array = x if isinstance(x, np.ndarray | Weight) else np.asarray(x)
+            TensorType.of(array)
+        except (TypeError, ValueError) as e:
+            raise ArgumentError(f"{self.name}: {p.name} must be {p.dtype or 'f32'}{p.axes_text}, got {e}") from None
+        return array
 
     def _record(self, graph: Graph, tensors: list[Any], attrs: dict[str, Any]) -> Any:
         inputs: tuple[Input, ...] = tuple(tensors)
@@ -216,6 +232,10 @@ def op(signature: str, *, view: bool = False) -> Callable[[Callable[..., Any]], 
     return make
 
 
+def _fits(value: Any, want: type) -> bool:
+    return type(value) is want or (want is float and type(value) is int)
+
+
 def check_results(op: Operation, expected: Sequence[TensorType], out: Any) -> tuple[Any, ...]:
     """The results of a body as a tuple; ArgumentError where they are not of the inferred types."""
     results = () if out is None else out if isinstance(out, tuple) else (out,)
@@ -226,10 +246,6 @@ def check_results(op: Operation, expected: Sequence[TensorType], out: Any) -> tu
             f"where the signature gives {', '.join(map(str, expected)) or 'nothing'}"
         )
     return results
-
-
-def _array(x: Any) -> Any:
-    return x if isinstance(x, np.ndarray | Weight) else np.asarray(x)
 
 
 @functools.lru_cache(maxsize=4096)

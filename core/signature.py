@@ -48,9 +48,12 @@ class Axis:
             return cls(text, ())
         try:
             tree = ast.parse(text, mode="eval").body
-        except SyntaxError:
+            terms = _polynomial(tree, text, where)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:  # what ast.parse raises on wild text
+            if isinstance(e, SignatureError):
+                raise
             raise SignatureError(f"{where}: '{text}' is not an axis expression") from None
-        return cls(text, tuple(sorted(_polynomial(tree, text, where).items())))
+        return cls(text, tuple(sorted(terms.items())))
 
     @property
     def dots(self) -> bool:
@@ -76,14 +79,17 @@ class Axis:
             total += coefficient
         return total
 
-    def solve(self, size: int, sizes: Mapping[str, int], unknown: str) -> int | None:
-        """The natural number that `unknown` must be for the axis to have this size, or None where there is none."""
+    def solve(self, size: int, sizes: Mapping[str, int], unknown: str) -> tuple[int | None, bool]:
+        """The natural number that `unknown` must be for the axis to have this size, or None where there is none.
+
+        False where any number would do, as `heads` in `rep*heads` with `rep` 0; it then is 0 unless another axis says.
+        """
         at_0, at_1 = (self.value({**sizes, unknown: i}) for i in (0, 1))
         step = at_1 - at_0
         if step == 0:
-            return 0 if size == at_0 else None
+            return (0, False) if size == at_0 else (None, True)
         found, rest = divmod(size - at_0, step)
-        return found if rest == 0 and found >= 0 else None
+        return (found if rest == 0 and found >= 0 else None), True
 
 
 def _polynomial(node: ast.expr, text: str, where: str) -> dict[tuple[str, ...], int]:
@@ -201,6 +207,8 @@ class Signature:
         for p, given in zip(self.params, types, strict=True):
             if given is None:
                 continue
+            if given == ():
+                found.empty.append(p.name)
             for i, t in enumerate(given if isinstance(given, tuple) else (given,)):
                 label = f"{p.name}[{i}]" if p.variadic else p.name
                 if not p.admits(t.dtype):
@@ -222,7 +230,8 @@ class _Sizes:
         self.origin = dict.fromkeys(self.sizes, "the attribute")
         self.dots: tuple[int, ...] | None = None
         self.dots_origin = ""
-        self.pending: list[tuple[Axis, int, str]] = []
+        self.pending: list[tuple[Axis, int, str, Param]] = []
+        self.empty: list[str] = []
 
     def read(self, p: Param, label: str, t: TensorType) -> None:
         axes, shape = list(p.axes), list(t.shape)
@@ -240,36 +249,44 @@ class _Sizes:
                     f"{self.op}: axes '...' are {list(self.dots)} in {self.dots_origin} but {list(rest)} in {label}"
                 )
             del shape[dots : dots + n], axes[dots]
-        self.pending += [(a, s, label) for a, s in zip(axes, shape, strict=True)]
+        self.pending += [(a, s, label, p) for a, s in zip(axes, shape, strict=True)]
 
     def solve(self) -> None:
         pending = sorted(self.pending, key=lambda e: not e[0].plain)
+        settle = False  # whether a name that may be any number is made 0: only when nothing else is left to solve
         while pending:
             left = []
-            for axis, size, label in pending:
+            for entry in pending:
+                axis, size, label, p = entry
                 unknown = [n for n in axis.names if n not in self.sizes]
-                if len(unknown) > 1:
-                    left.append((axis, size, label))
-                elif not unknown:
+                if not unknown:
                     if axis.value(self.sizes) != size:
-                        raise ArgumentError(self._mismatch(axis, size, label))
+                        raise ArgumentError(self._mismatch(axis, size, label, p))
+                elif len(unknown) > 1 or axis.degree(unknown[0]) > 1:
+                    left.append(entry)
                 else:
-                    value = axis.solve(size, self.sizes, unknown[0])
+                    value, certain = axis.solve(size, self.sizes, unknown[0])
                     if value is None:
-                        raise ArgumentError(self._mismatch(axis, size, label))
+                        raise ArgumentError(self._mismatch(axis, size, label, p))
+                    if not certain and not settle:
+                        left.append(entry)
+                        continue
                     self.sizes[unknown[0]], self.origin[unknown[0]] = value, label
+                    settle = False
             if len(left) == len(pending):
-                axis, size, label = left[0]
-                raise ArgumentError(f"{self.op}: axis '{axis.text}' of {label}, which is {size}, can't be solved")
+                if settle:
+                    axis, size, label, _ = left[0]
+                    raise ArgumentError(f"{self.op}: axis '{axis.text}' of {label}, which is {size}, can't be solved")
+                settle = True
             pending = left
 
-    def _mismatch(self, axis: Axis, size: int, label: str) -> str:
+    def _mismatch(self, axis: Axis, size: int, label: str, p: Param) -> str:
         if axis.plain:
             first = self.origin[axis.text]
             return f"{self.op}: axis '{axis.text}' is {self.sizes[axis.text]} in {first} but {size} in {label}"
         known = {n: self.sizes[n] for n in sorted(axis.names) if n in self.sizes}
         if not axis.names:
-            return f"{self.op}: an axis of {label} must be {axis.text}, got {size}"
+            return f"{self.op}: axis '{axis.text}' of {label}{p.axes_text} must be {axis.value({})}, got {size}"
         if set(known) == axis.names:
             have = ", ".join(f"{n} is {v} in {self.origin[n]}" for n, v in known.items())
             return f"{self.op}: axis '{axis.text}' of {label} must be {axis.value(self.sizes)} ({have}), got {size}"
@@ -279,6 +296,10 @@ class _Sizes:
     def shape(self, r: Param) -> tuple[int, ...]:
         out: list[int] = []
         for a in r.axes:
+            unknown = self.dots is None if a.dots else any(n not in self.sizes for n in a.names)
+            if unknown:
+                lists = " and ".join(self.empty)
+                raise ArgumentError(f"{self.op}: axis '{a.text}' of the result {r.name} is not known: {lists} is empty")
             if a.dots:
                 out += self.dots or ()
                 continue
@@ -306,6 +327,8 @@ def _side(text: str, side: str, op: str) -> tuple[Param, ...]:
             raise SignatureError(f"{op}: the result {name} can't be marked & * ? or be of a class of types")
         if kind == "&" and m["opt"]:
             raise SignatureError(f"{op}: {name} is mutated, so it can't be optional")
+        if kind == "*" and m["opt"]:
+            raise SignatureError(f"{op}: {name} is a list, which may be empty, so it can't be optional")
         axes = tuple(Axis.parse(a, f"{op}: {name}") for a in m["axes"].split(",")) if m["axes"].strip() else ()
         if sum(a.dots for a in axes) > 1:
             raise SignatureError(f"{op}: {name} has two '...'")
