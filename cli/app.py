@@ -19,6 +19,7 @@ from trueup.cli.chat import chat
 from trueup.cli.convert import convert
 from trueup.cli.doctor import doctor
 from trueup.cli.errors import expected, one_line
+from trueup.cli.explain import explain
 from trueup.cli.inspect import inspect
 from trueup.cli.plugins import plugins
 from trueup.cli.run import run
@@ -128,5 +129,5 @@ def trueup(
     settings["traceback"] = traceback
 
 
-for command in (run, chat, inspect, convert, backends, plugins, doctor):
+for command in (run, chat, inspect, explain, convert, backends, plugins, doctor):
     app.command(command.__name__.replace("_", "-"))(command)
