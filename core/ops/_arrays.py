@@ -18,6 +18,5 @@ def wide(x: Any) -> F64:
 
 
 def narrow(x: F64) -> F32:
-    """`x` rounded to float32, once; what float32 can't hold becomes an infinity."""
-    with np.errstate(all="ignore"):
-        return np.asarray(x).astype(np.float32)
+    """`x` rounded to float32, once; what float32 can't hold becomes an infinity, of which NumPy warns where it may."""
+    return np.asarray(x).astype(np.float32)

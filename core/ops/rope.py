@@ -53,9 +53,12 @@ def rope(
 
 
 def rope_frequencies(*, dims: int, base: float) -> F32:
-    """The plain table, float32 [dims/2]: base^(-2i/dims), computed in float64. ValueError for odd or negative dims."""
-    if dims < 0 or dims % 2:
-        raise ValueError(f"rope_frequencies: dims must be even, got {dims}")
+    """The plain table, float32 [dims/2]: base^(-2i/dims), computed in float64.
+
+    ValueError for odd or negative dims, and for a base below 1.
+    """
+    if dims < 0 or dims % 2 or not base >= 1:
+        raise ValueError(f"rope_frequencies: dims must be even and base at least 1, got {dims} and {base}")
     return narrow(float(base) ** (-2.0 * np.arange(dims // 2) / max(dims, 1)))
 
 

@@ -25,8 +25,9 @@ def test_frequencies_by_hand() -> None:
     # 10000^(-2i/4) for i = 0, 1
     assert rope_frequencies(dims=4, base=10000.0).tolist() == [1, F(0.01)]
     assert rope_frequencies(dims=0, base=10000.0).shape == (0,)
-    with pytest.raises(ValueError, match="even, got 3"):
-        rope_frequencies(dims=3, base=10000.0)
+    for dims, base in ((3, 10000.0), (-2, 10000.0), (4, 0.0), (4, np.nan)):
+        with pytest.raises(ValueError, match=f"got {dims} and {base}"):
+            rope_frequencies(dims=dims, base=base)
 
 
 def test_interleaved_components_of_the_reference_model() -> None:
