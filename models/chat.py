@@ -168,8 +168,7 @@ class _Provenance:
         if whole.translate(self.back) != text:
             self.refuse(look_alike)
         if full is None:
-            marks = {c for t in self.tokenizer.special_texts for c in t if not c.isalnum()}
-            if any(marks & set(leaf) for leaf in self.user_text()):
+            if any(map(self.may_take_part, self.user_text())):
                 self.refuse(look_alike)
         elif self.special_sequence(full) != self.special_sequence(whole):
             self.refuse(look_alike)
@@ -182,6 +181,13 @@ class _Provenance:
 
     def special_sequence(self, text: str) -> list[int]:
         return [special for _, special in self.tokenizer.split_special(text) if special is not None]
+
+    def may_take_part(self, leaf: str) -> bool:
+        """Whether this text could be a part of a special token: judged by its characters, where twins are no help."""
+        texts = self.tokenizer.special_texts
+        marks = {c for t in texts for c in t if not c.isalnum()} | {c for t in texts for c in (t[0], t[-1])}
+        inside = leaf.strip()
+        return bool(marks & set(leaf)) or bool(inside) and any(inside in t for t in texts)
 
     def user_text(self) -> list[str]:
         return [*_leaves(self.messages, _STRUCTURAL_KEYS), *_leaves(self.user_extra, _STRUCTURAL_KEYS)]

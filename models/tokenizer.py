@@ -50,7 +50,7 @@ def _qwen(letters: str) -> str:
     )
 
 
-# Both normalize to NFC first, for which GGUF has no key.
+# Both normalize to NFC first, for which GGUF has no key; by the tables of `tokenizers` (Unicode 9), as in training.
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "qwen2": PreTokenizer(_qwen(r"\p{L}"), ends=("<|im_end|>", "<|endoftext|>")),
     "qwen35": PreTokenizer(_qwen(r"\p{L}\p{M}"), ends=("<|im_end|>", "<|endoftext|>")),

@@ -272,15 +272,18 @@ LOOP = "{% for i in range(99999) %}"
         "{{ (['a' * 10 ** 6] * 10 ** 6) | tojson }}",
         "{{ (['a' * 10 ** 6] * 10 ** 6) | upper }}",
         "{% set b = 'a' * 10 ** 6 %}{% set x %}" + LOOP + "{{ b }}{% endfor %}{% endset %}",
+        "{% set x %}" + LOOP + "x" * 100_000 + "{% endfor %}{% endset %}",
+        LOOP + "x" * 100_000 + "{% endfor %}",
         "{{ strftime_now('%999999999d') }}",
         "{{ lipsum(n=10 ** 6) }}",
     ],
 )
 def test_a_template_that_would_not_end_or_fill_memory_is_stopped(source: str) -> None:
-    start = time.perf_counter()
-    with pytest.raises(ChatError):
+    start = time.process_time()
+    with pytest.raises(ChatError) as e:
         ChatTemplate(source).render([user("x")])
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
+    assert "MemoryError" not in str(e.value), "stopped before the memory is asked for"
 
 
 def test_long_conversations_stay_within_the_limits() -> None:
@@ -393,6 +396,16 @@ def test_a_template_that_insists_on_certain_text_still_works() -> None:
     assert special_in(encode_chat(TOKENIZER, template, [user("yes")])) == ["<|im_start|>"]
     with pytest.raises(ChatError, match="yes or no"):
         encode_chat(TOKENIZER, template, [user("maybe")])
+
+
+@pytest.mark.parametrize("text", ["im_end", "tool"])
+def test_a_template_that_insists_on_certain_text_makes_no_special_token_of_it(text: str) -> None:
+    template = ChatTemplate(
+        "{% if messages[0].content not in ['im_end', 'tool'] %}{{ raise_exception('no') }}{% endif %}"
+        "<|im_start|><|{{ messages[0].content }}|>"
+    )
+    with pytest.raises(ChatError, match="would make special tokens out of their text"):
+        encode_chat(TOKENIZER, template, [user(text)])
 
 
 @pytest.mark.parametrize(

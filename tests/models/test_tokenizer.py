@@ -42,10 +42,21 @@ def metadata_of_json() -> dict[str, Any]:
 
 
 METADATA = metadata_of_json()
+TOKENS, TYPES = METADATA["tokenizer.ggml.tokens"], METADATA["tokenizer.ggml.token_type"]
+N = len(TOKENS)
 OURS = Tokenizer.from_metadata(METADATA, source="tiny")
 PARSING = tokenizers.Tokenizer.from_file(str(DATA / "tokenizer.json"))
 PLAIN = tokenizers.Tokenizer.from_file(str(DATA / "tokenizer.json"))
 PLAIN.encode_special_tokens = True
+
+LIBRARY_NFC = tokenizers.normalizers.NFC()
+MARKS = [c for c in map(chr, range(0x110000)) if unicodedata.category(c).startswith("M")]
+LATER_MARKS = {
+    c
+    for c in MARKS
+    for text in (f"a{c}\u0323", f"a\u0300{c}")
+    if LIBRARY_NFC.normalize_str(text) != unicodedata.normalize("NFC", text)
+}
 
 # Unassigned characters may have gained a composition in one library's Unicode version and not in another's.
 assigned = st.characters(exclude_categories=["Cs", "Cn"])
@@ -74,7 +85,16 @@ def test_ids_equal_those_of_the_tokenizers_library(text: str) -> None:
 def test_decoding_gives_back_the_normalized_text(text: str) -> None:
     ids = OURS.encode(text)
     assert not OURS.special_ids & set(ids)
-    assert OURS.decode(ids) == unicodedata.normalize("NFC", text)
+    assert OURS.decode(ids) == LIBRARY_NFC.normalize_str(text)
+    if LATER_MARKS.isdisjoint(text):
+        assert OURS.decode(ids) == unicodedata.normalize("NFC", text)
+
+
+def test_marks_newer_than_the_librarys_unicode_are_few() -> None:
+    """`tokenizers` orders marks by Unicode 9: U+1DF6, of Unicode 10, is no mark to it. Models were trained so."""
+    assert "\u1df6" in LATER_MARKS and len(LATER_MARKS) < 150
+    assert all(c > "\u0500" for c in LATER_MARKS)
+    assert OURS.decode(OURS.encode("\u1df6\u0300")) == "\u1df6\u0300"
 
 
 @given(st.lists(st.integers(0, OURS.vocab_size - 1)), st.booleans())
@@ -99,9 +119,9 @@ def test_every_byte_and_plane_encodes() -> None:
 
 
 def test_one_long_word_takes_no_quadratic_time() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert OURS.decode(OURS.encode("a" * 200_000)) == "a" * 200_000
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_marks_belong_to_the_word_under_qwen35_and_not_under_qwen2() -> None:
@@ -128,6 +148,13 @@ def test_special_tokens_are_read_only_where_asked() -> None:
         ("<|im_end|>", 2),
         ("b<|im_", None),
     ]
+
+
+def test_of_special_tokens_that_begin_alike_the_longest_is_read() -> None:
+    tokens = [*TOKENS, "<|x", "<|x|>"]
+    tok = Tokenizer.from_metadata(changed(tokens=tokens, token_type=np.append(TYPES, [3, 3])), source="t")
+    assert tok.encode("<|x|><|x", parse_special=True) == [N + 1, N]
+    assert [special for _, special in tok.split_special("<|x|><|x")] == [N + 1, N]
 
 
 def test_decode_leaves_special_tokens_out_unless_asked() -> None:
@@ -181,10 +208,6 @@ def test_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
     for call in (OURS.token_bytes, OURS.is_special, lambda i: OURS.decode([i])):
         with pytest.raises(TokenizerError, match=f"{token_id} is outside the vocabulary of 4096"):
             call(token_id)
-
-
-N = len(METADATA["tokenizer.ggml.tokens"])
-TOKENS, TYPES = METADATA["tokenizer.ggml.tokens"], METADATA["tokenizer.ggml.token_type"]
 
 
 @pytest.mark.parametrize(
@@ -244,11 +267,11 @@ def test_a_large_vocabulary_builds_fast() -> None:
                 tokens.append(new)
                 merges.append(f"{tokens[i]} {tokens[j]}")
     metadata = changed(tokens=tokens, token_type=np.ones(len(tokens), np.int32), merges=merges)
-    start = time.perf_counter()
+    start = time.process_time()  # other processes don't count
     tok = Tokenizer.from_metadata(metadata, source="big")
-    took = time.perf_counter() - start
+    took = time.process_time() - start
     assert tok.decode(tok.encode("Ein Beispiel: 42 Wörter.")) == "Ein Beispiel: 42 Wörter."
-    assert took < 6, f"{took:.1f} s"
+    assert took < 8, f"{took:.1f} s"
 
 
 @pytest.mark.skipif(not BUNDLED.exists(), reason="the bundled model is not there")
