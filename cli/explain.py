@@ -32,7 +32,12 @@ def explain(
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page that draws the graph.", show_default=False),
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write a page that draws the graph: one file, no network.",
+            show_default=False,
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -121,7 +126,7 @@ def show(about: dict[str, Any], listed: list[Row], *, views: bool) -> None:
     out = console()
     out.print(Text(title(about)), soft_wrap=True)
     out.print(Text(verdict(about)), soft_wrap=True)
-    shown = [r for r in listed if views or not r.node.op.view]
+    shown = [r for r in listed if views or r.placement.where != "view"]
     where = max((len(r.placement.where) for r in shown), default=0)
     kernel = max((len(r.kernel) + 2 for r in shown if r.kernel), default=0)
     group = ""

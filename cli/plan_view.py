@@ -38,7 +38,7 @@ class Argument:
     def short(self, *, views: bool) -> str:
         """`#12`, `ids`, `attn_qkv q8_0[512, 256]`, `&delta`; without `views`, `~#12` for a view of 12's result."""
         v, looked = self.value, ""
-        while not views and v.node is not None and v.node.op.view:
+        while not views and v.node is not None and is_view(v.node):
             v, looked = v.node.values[0], "~"
         if v.node is not None:
             part = v.name.partition(f".{v.node.id}.")[2]
@@ -135,12 +135,17 @@ def _endless(v: Any) -> bool:
     return isinstance(v, float) and not math.isfinite(v)
 
 
+def is_view(node: Node) -> bool:
+    """Whether a node only looks at its argument's storage in another way; on the host none is taken for that."""
+    return node.op.view and not node.host
+
+
 def through_views(node: Node) -> list[Node]:
     """The nodes that a node's values come from, views looked through."""
     found: dict[Node, None] = {}
     for v in node.values:
         at: Value = v
-        while at.node is not None and at.node.op.view:
+        while at.node is not None and is_view(at.node):
             at = at.node.values[0]
         if at.node is not None:
             found[at.node] = None
