@@ -21,7 +21,7 @@ TIMEOUT = 60.0
 """Seconds that a device has for a handful of numbers, drivers and compilers included."""
 
 
-def doctor(json: AsJson = False) -> None:
+def doctor(ctx: typer.Context, json: AsJson = False) -> None:
     """Run a small graph on every device.
 
     The results are compared with values made by hand. Each device is tried in a process of its own with a time limit.
@@ -36,6 +36,7 @@ def doctor(json: AsJson = False) -> None:
     from trueup.core.plugins import host
 
     found = host().info()
+    ctx.find_root().command.plugin_commands()  # type: ignore[attr-defined]  # so that broken commands show, too
     outcomes = [
         {"backend": b.name, "device": d.name, **try_device(b.name, i)} for b in found for i, d in enumerate(b.devices)
     ]
@@ -49,7 +50,14 @@ def doctor(json: AsJson = False) -> None:
         lines([(k, v) for k, v in system.items() if v], indent=0)
         print()
         rows = [
-            (o["backend"], o["device"], "ok" if o["ok"] else "FAILED", seconds(o["seconds"]), places(o), o["reason"])
+            (
+                o["backend"],
+                o["device"],
+                "ok" if o["ok"] else "FAILED",
+                seconds(o["seconds"]),
+                places(o),
+                o["reason"] or refused(o),
+            )
             for o in outcomes
         ]
         rows += [(u["backend"], "", "not usable", "", "", u["reason"]) for u in unusable]
@@ -96,6 +104,10 @@ def about(found: list[BackendInfo]) -> dict[str, str]:
 def places(outcome: dict[str, Any]) -> str:
     """Nodes by where they ran, in short."""
     return ", ".join(f"{n} {where}" for where, n in outcome["nodes"].items())
+
+
+def refused(outcome: dict[str, Any]) -> str:
+    return "".join(f"refuses {r}" for r in outcome["refused"][:1])
 
 
 def seconds(t: float | None) -> str:

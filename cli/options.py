@@ -106,9 +106,15 @@ def open_engine(
     checkpoints: int = 0,
 ) -> Engine:
     """The engine that a command's options describe; raises as `trueup.load` does."""
+    from trueup.core.errors import Unavailable
     from trueup.runtime import load
 
-    return load(
-        model, backend=backend, context=context, sequences=sequences, checkpoints=checkpoints,
-        allow_fallback=allow_fallback, fusion=fusion, **target_options(backend, threads),
-    )  # fmt: skip
+    try:
+        return load(
+            model, backend=backend, context=context, sequences=sequences, checkpoints=checkpoints,
+            allow_fallback=allow_fallback, fusion=fusion, **target_options(backend, threads),
+        )  # fmt: skip
+    except Unavailable as e:
+        if "backend" in str(e):
+            raise
+        raise Unavailable(f"backend {backend} can't be used here: {e}") from None
