@@ -104,8 +104,10 @@ class Engine:
         return self.model.architecture.vocab_size
 
     def close(self) -> None:
-        """Give back plans and states. The engine is dead then."""
+        """Give back plans and states. The engine is dead then: its sessions can only be closed. Twice is nothing."""
         with self._lock:
+            if self.bundle.closed:
+                return
             for exe in self._plans.values():
                 exe.close()
             self._plans.clear()
@@ -134,24 +136,29 @@ class Engine:
         Returns for each sequence its logits, float32 [rows, vocab]: one row for "last", one per token for "all", none for
         None. More rows than the engine's batch are run in several steps. Nothing changes where an argument is wrong:
         ValueError for a token out of range, a session given twice or no tokens where the last row is asked for;
-        ContextFull; OutOfState.
+        ContextFull; OutOfState. Where a kernel fails, the sessions whose rows it ran can't be used until they are restored
+        or reset; what the steps before it ran is kept.
         """
         with self._lock:
             arrays = [self._tokens(session, tokens, logits) for session, tokens in work]
             sequences = [session.sequence for session, _ in work]
             if len({id(s) for s in sequences}) < len(sequences):
                 raise ValueError("a session is given twice in one step")
-            for s, ids in zip(sequences, arrays, strict=True):
-                self.bundle.reserve(s, len(ids))
+            self.bundle.reserve_all([(s, len(ids)) for s, ids in zip(sequences, arrays, strict=True)])
             parts: list[list[NDArray[np.float32]]] = [[] for _ in work]
-            for chunk in _chunks([len(a) for a in arrays], self.batch):
-                self._run(
-                    [(sequences[i], arrays[i][a:b], b == len(arrays[i])) for i, a, b in chunk],
-                    [parts[i] for i, _, _ in chunk],
-                    logits,
-                )
-            for (session, _), ids in zip(work, arrays, strict=True):
-                session.tokens.extend(ids.tolist())
+            try:
+                for chunk in _chunks([len(a) for a in arrays], self.batch):
+                    self._run(
+                        [(sequences[i], arrays[i][a:b], b == len(arrays[i])) for i, a, b in chunk],
+                        [parts[i] for i, _, _ in chunk],
+                        logits,
+                    )
+                    for i, a, b in chunk:
+                        work[i][0].tokens.extend(arrays[i][a:b].tolist())
+            except BaseException:
+                for s in sequences:
+                    self.bundle.trim(s)
+                raise
             empty = np.zeros((0, self.vocab_size), np.float32)
             return [np.concatenate(p) if p else empty for p in parts]
 

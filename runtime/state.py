@@ -56,9 +56,10 @@ class Bundle:
 
         MemoryError where the device has no room; what was allocated by then is given back.
         """
-        self.kinds, self.capacity = dict(kinds), capacity
+        self.kinds, self.capacity, host = dict(kinds), capacity, frozenset(host)
         self._memories: dict[str, Memory] = dict.fromkeys(self.kinds, memory) | dict.fromkeys(host, HostMemory())
         self._arrays: dict[str, Any] = {}
+        self.closed = False
         try:
             for name, kind in self.kinds.items():
                 self._arrays[name] = self._memories[name].allocate(kind.storage(capacity))
@@ -66,8 +67,8 @@ class Bundle:
             self.close()
             raise
         self.storage = Storage(
-            states={n: a for n, a in self._arrays.items() if n not in set(host)},
-            host_states={n: a for n, a in self._arrays.items() if n in set(host)},
+            states={n: a for n, a in self._arrays.items() if n not in host},
+            host_states={n: a for n, a in self._arrays.items() if n in host},
         )
         self.free_slots = list(range(capacity.slots))[::-1]
         self.free_pages = list(range(capacity.pages))[::-1]
@@ -76,10 +77,15 @@ class Bundle:
         """Fill what is freed with NaN (or -1), so that a read of it is seen; for tests."""
 
     def close(self) -> None:
-        """Give the storage back."""
-        for name, array in self._arrays.items():
+        """Give the storage back; closing twice is nothing. Sequences are dead then: they can only be freed."""
+        self.closed = True
+        while self._arrays:
+            name, array = self._arrays.popitem()
             self._memories[name].free(array)
-        self._arrays = {}
+
+    def _open(self) -> None:
+        if self.closed:
+            raise StateError("the states were given back: the engine is closed")
 
     @property
     def truncatable(self) -> bool:
@@ -126,7 +132,7 @@ class Bundle:
             self.free_pages.append(page)
 
     def _poison(self, kind: type[StateKind], row: int) -> None:
-        if self.poison:
+        if self.poison and not self.closed:
             for _, k, memory, array in self._walk(kind):
                 memory.fill_rows(array, [row], float("nan") if k.dtype.startswith(("f", "bf")) else -1)
 
@@ -134,6 +140,7 @@ class Bundle:
 
     def create(self) -> Sequence:
         """A new sequence, with every state at its start value."""
+        self._open()
         return Sequence(self._take_slot())
 
     def fork(self, s: Sequence) -> Sequence:
@@ -157,29 +164,67 @@ class Bundle:
 
     def reset(self, s: Sequence) -> None:
         """Back to an empty sequence; its checkpoints are void."""
+        self._open()
         if s.slot < 0:
             raise StateError("the sequence was freed")
         for c in list(s.checkpoints):
             self.drop(s, c)
         for p in s.pages:
             self._give_page(p)
+        s.pages, s.length, s.fault = [], 0, "its reset failed"
         for _, kind, memory, array in self._walk(PerSequence):
             memory.fill_rows(array, [s.slot], kind.fill)
-        s.pages, s.length, s.fault = [], 0, ""
+        s.fault = ""
 
     def reserve(self, s: Sequence, tokens: int) -> None:
         """Room for `tokens` more; pages that the step will write and that others share are copied first."""
-        self._usable(s)
+        self.reserve_all([(s, tokens)])
+
+    def reserve_all(self, work: Iterable[tuple[Sequence, int]]) -> None:
+        """Room for several sequences' next tokens, each given with their number: for all, or OutOfState and for none."""
+        work = list(work)
+        for s, _ in work:
+            self._usable(s)
+        wanted = self._pages_wanted(work)
+        if wanted > len(self.free_pages):
+            raise OutOfState(
+                f"{wanted} pages of {self.capacity.page} tokens are wanted, {len(self.free_pages)} of {self.capacity.pages} are free"
+            )
+        for s, tokens in work:
+            for i in self._written(s, tokens):
+                if i == len(s.pages):
+                    s.pages.append(self._take_page())
+                elif self.references[s.pages[i]] > 1:
+                    copy = self._take_page(copy_of=s.pages[i])
+                    self._give_page(s.pages[i])
+                    s.pages[i] = copy
+
+    def _written(self, s: Sequence, tokens: int) -> range:
+        """Which of a sequence's pages, in order, its next tokens are written to."""
         page = self.capacity.page
-        for i in range(s.length // page, len(s.pages)):
-            if self.references[s.pages[i]] > 1:
-                copy = self._take_page(copy_of=s.pages[i])
-                self._give_page(s.pages[i])
-                s.pages[i] = copy
-        while len(s.pages) * page < s.length + tokens:
-            s.pages.append(self._take_page())
+        return range(s.length // page, -(-(s.length + tokens) // page) if tokens else 0)
+
+    def _pages_wanted(self, work: Iterable[tuple[Sequence, int]]) -> int:
+        """New pages and copies of shared ones. Of those that share a page, the last to write needs no copy."""
+        wanted, references = 0, list(self.references)
+        for s, tokens in work:
+            for i in self._written(s, tokens):
+                if i >= len(s.pages):
+                    wanted += 1
+                elif references[s.pages[i]] > 1:
+                    references[s.pages[i]] -= 1
+                    wanted += 1
+        return wanted
+
+    def trim(self, s: Sequence) -> None:
+        """Give back the pages that lie wholly beyond the sequence's length, as a step that failed leaves them."""
+        kept = -(-s.length // self.capacity.page)
+        for p in s.pages[kept:]:
+            self._give_page(p)
+        del s.pages[kept:]
 
     def _usable(self, s: Sequence) -> None:
+        self._open()
         if s.slot < 0:
             raise StateError("the sequence was freed")
         if s.fault:
@@ -198,17 +243,16 @@ class Bundle:
 
     def restore(self, s: Sequence, c: Checkpoint) -> None:
         """Back to a checkpoint. Those of greater length become void: what they stand on may now be overwritten."""
+        self._open()
         if c not in s.checkpoints or c.slot is None:
             raise StateError(
                 "the checkpoint is void: it was dropped, or its sequence went back behind it, or it is another's"
             )
+        s.fault = "its restoring failed"
         for _, _, memory, array in self._walk(PerSequence):
             memory.copy_rows(array, [s.slot], [c.slot])
-        kept = -(-c.length // self.capacity.page)
-        for p in s.pages[kept:]:
-            self._give_page(p)
-        del s.pages[kept:]
         s.length, s.fault = c.length, ""
+        self.trim(s)
         for other in [x for x in s.checkpoints if x.length > c.length]:
             self.drop(s, other)
 
