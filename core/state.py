@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from .dtypes import DTYPES
 from .types import TensorType
 
 
@@ -34,6 +37,11 @@ class PerToken:
     every: int = 1
     dtype: str = "f32"
 
+    def __post_init__(self) -> None:
+        _check(self.width, self.dtype, 0)
+        if type(self.every) is not int or self.every < 1:
+            raise ValueError(f"a state has an entry for every 1 or more tokens, got every={self.every!r}")
+
     def storage(self, capacity: Capacity) -> TensorType:
         if capacity.page % self.every:
             raise ValueError(
@@ -53,8 +61,24 @@ class PerSequence:
     dtype: str = "f32"
     fill: float = 0
 
+    def __post_init__(self) -> None:
+        _check(self.width, self.dtype, self.fill)
+
     def storage(self, capacity: Capacity) -> TensorType:
         return TensorType((capacity.slots, *self.width), self.dtype)
+
+
+def _check(width: tuple[int, ...], dtype: str, fill: float) -> None:
+    """ValueError where a state can't be stored so: it is read and written element by element, by NumPy too."""
+    if not isinstance(width, tuple):
+        raise ValueError(f"the width of a state is a tuple of sizes, got {width!r}")
+    TensorType(width, dtype)
+    if DTYPES[dtype].numpy is None:
+        raise ValueError(f"a state can't be of {dtype}, which has no NumPy type")
+    element = np.dtype(DTYPES[dtype].numpy)
+    limits = np.iinfo(element) if element.kind in "iu" else None
+    if limits and not (float(fill).is_integer() and limits.min <= fill <= limits.max):
+        raise ValueError(f"a state of {dtype} can't start from {fill!r}")
 
 
 StateKind = PerToken | PerSequence

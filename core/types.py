@@ -22,6 +22,13 @@ class TensorType:
     dtype: str = "f32"
     strides: tuple[int, ...] | None = field(default=None, compare=False)
 
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"there is no element type '{self.dtype}'")
+        for n in self.shape:
+            if not isinstance(n, int | np.integer) or n < 0:
+                raise ValueError(f"a shape is made of natural numbers, got {list(self.shape)}")
+
     @property
     def element(self) -> DType:
         return DTYPES[self.dtype]

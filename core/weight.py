@@ -35,9 +35,10 @@ class Weight:
     @classmethod
     def of(cls, name: str, array: NDArray[Any]) -> Weight:
         """A plain array as a weight; no copy where it is contiguous."""
-        t = TensorType.of(np.ascontiguousarray(array))
-        raw = np.ascontiguousarray(array).view(np.uint8)
-        return cls(name, t, raw.reshape(*t.shape[:-1], -1) if t.shape else raw.reshape(-1))
+        plain = np.asarray(array, order="C")
+        t = TensorType.of(plain)
+        last = t.shape[-1] if t.shape else 1
+        return cls(name, t, plain.reshape(-1).view(np.uint8).reshape(*t.shape[:-1], last * plain.itemsize))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,10 +49,14 @@ class Weight:
         return len(self.type.shape)
 
     def __len__(self) -> int:
+        if not self.type.shape:
+            raise TypeError(f"weight {self.name} is a scalar, without a length")
         return self.type.shape[0]
 
     def __getitem__(self, rows: Any) -> NDArray[Any]:
-        """Rows along the first axis, dequantized; each index must lie in range, as NumPy demands."""
+        """Rows along the first axis, dequantized; IndexError for one out of range, and for indices of further axes."""
+        if isinstance(rows, tuple) or rows is None or not self.type.shape:
+            raise IndexError(f"weight {self.name}: {self.type} takes one index, of its first axis, got {rows!r}")
         if self.ndim == 1:
             some: NDArray[Any] = self._read(self.data, self.type.shape)[rows]
             return some
@@ -60,7 +65,11 @@ class Weight:
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         a = self._read(self.data, self.type.shape)
-        return a if dtype is None else a.astype(dtype, copy=False)
+        a = a if dtype is None else a.astype(dtype, copy=False)
+        shares = np.may_share_memory(a, self.data)
+        if copy is False and not shares and a.size:
+            raise ValueError(f"weight {self.name}: {self.type} can't be read without a copy")
+        return a.copy() if copy and shares else a
 
     def _read(self, raw: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[Any]:
         e = self.type.element
@@ -69,7 +78,10 @@ class Weight:
             return a.astype(np.float32) if e.name in ("f16", "f64") else a
         if raw.size == 0:
             return np.zeros(shape, np.float32)
-        return dequantize(np.ascontiguousarray(raw), ggml_type(e.name)).reshape(shape)
+        try:
+            return dequantize(np.ascontiguousarray(raw), ggml_type(e.name)).reshape(shape)
+        except NotImplementedError:
+            raise ValueError(f"weight {self.name}: {self.type} can't be dequantized") from None
 
     def __repr__(self) -> str:
         return f"Weight({self.name}: {self.type})"
