@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,7 +53,7 @@ class Value:
         return f"%{self.name}: {self.type}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class State(Value):
     """Storage that outlives a step, or a rectangular region of it (`view`). Order between accesses goes by storage."""
 
@@ -67,7 +68,13 @@ class State(Value):
                 object.__setattr__(self, "region", tuple((0, n) for n in self.type.shape))
 
     def view(self, axis: int, start: int, stop: int) -> State:
-        """The region `start:stop` along an axis; accesses to regions that don't overlap need no order."""
+        """The region `start:stop` along an axis; accesses to regions that don't overlap need no order.
+
+        The same region is the same value. GraphError where it is empty or leaves the state.
+        """
+        axis, start, stop = map(operator.index, (axis, start, stop))
+        if not 0 <= axis < len(self.region):
+            raise GraphError(f"state {self.name}: {self.type} has no axis {axis}")
         low, high = self.region[axis]
         if not 0 <= start < stop <= high - low:
             raise GraphError(
@@ -76,7 +83,8 @@ class State(Value):
         region = (*self.region[:axis], (low + start, low + stop), *self.region[axis + 1 :])
         type = TensorType(tuple(b - a for a, b in region), self.type.dtype).with_strides(self.root.type.row_major())
         name = f"{self.name}[{axis}:{start}:{stop}]"
-        return State(self.graph, name, type, leaf="state", kind=self.kind, root=self.root, region=region)
+        made = State(self.graph, name, type, leaf="state", kind=self.kind, root=self.root, region=region)
+        return self.graph.regions.setdefault((self.root, region), made)
 
     def overlaps(self, other: State) -> bool:
         return self.root is other.root and all(
@@ -161,6 +169,7 @@ class Graph:
         self.weights: dict[str, Value] = {}
         self.states: dict[str, State] = {}
         self.outputs: dict[str, Value] = {}
+        self.regions: dict[tuple[State, tuple[tuple[int, int], ...]], State] = {}
         self.constraints: list[tuple[Node, Node]] = []
         self._host = False
         self._pure: dict[Any, Node] = {}
@@ -182,6 +191,8 @@ class Graph:
         """An array that is part of the graph; equal constants of one name are one value."""
         known = self.weights.get(name)
         made = Weight.of(name, array)
+        if made.type.dtype in ("f16", "f64"):  # which a weight reads as f32
+            raise GraphError(f"constant {name}: {made.type} must be f32 or of integers")
         if known is not None and known.data is not None and known.type == made.type:
             if np.array_equal(known.data.data, made.data):
                 return known
@@ -199,6 +210,8 @@ class Graph:
     def output(self, name: str, value: Value) -> None:
         if not isinstance(value, Value) or value.graph is not self:
             raise GraphError(f"output {name}: {value!r} is no value of this graph")
+        if value.storage.leaf not in (None, "input"):
+            raise GraphError(f"output {name}: {value!r} is a {value.storage.leaf}; an output is computed or an input")
         if name in self.outputs:
             raise GraphError(f"output '{name}' is declared twice")
         self.outputs[name] = value
@@ -259,6 +272,9 @@ class Graph:
 
     def order(self, before: Node, after: Node) -> None:
         """An edge that neither data nor effects give, as a plan adds for storage that two nodes share."""
+        for n in (before, after):
+            if not (n.id < len(self.nodes) and self.nodes[n.id] is n):
+                raise GraphError(f"{n} is a node of another graph")
         self.constraints.append((before, after))
 
     # -- edges ---------------------------------------------------------------------------------------------------------
@@ -311,5 +327,6 @@ class Graph:
             h.update((line + "".join(f"|{o.type}" for o in n.outputs) + "\n").encode())
             names.update((id(o), f"{n.id}.{i}") for i, o in enumerate(n.outputs))
         h.update("".join(f"{k}={label(v)}\n" for k, v in self.outputs.items()).encode())
+        h.update(repr([(a.id, b.id) for a, b in self.constraints]).encode())
         h.update(repr(self.capacity).encode())
         return h.hexdigest()

@@ -252,13 +252,14 @@ def check_results(op: Operation, expected: Sequence[TensorType], out: Any) -> tu
 def _layout(
     body: Callable[..., Any], shape: tuple[int, ...], strides: tuple[int, ...], attrs: tuple[tuple[str, Any], ...]
 ) -> tuple[int, tuple[int, ...]] | None:
-    if 0 in shape:
-        result = body(np.empty(shape, np.uint8), **dict(attrs))
-        return 0, TensorType(result.shape).row_major()
-    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    storage = np.empty(extent, np.uint8)  # one byte an element: strides in bytes are strides in elements
-    source = np.lib.stride_tricks.as_strided(storage, shape, strides)
+    steps = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+    first = -sum(s for s in steps if s < 0)  # negative strides lead to elements before the first
+    # one byte an element: strides in bytes are strides in elements
+    storage = np.empty(1 + sum(map(abs, steps)) if 0 not in shape else 0, np.uint8)
+    source = np.lib.stride_tricks.as_strided(storage[first:], shape, strides)
     result = body(source, **dict(attrs))
+    if result.size == 0:
+        return 0, TensorType(result.shape).row_major()
     if not np.may_share_memory(result, storage):
         return None
-    return result.ctypes.data - storage.ctypes.data, result.strides
+    return result.ctypes.data - source.ctypes.data, result.strides

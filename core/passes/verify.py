@@ -16,7 +16,7 @@ def verify(graph: Graph) -> None:
 
     A value of another graph or one used before it is computed; a prologue node that needs what the device computes, or
     a state used on both sides; overlapping regions of a state in one node that writes one of them; a declared state
-    that nothing uses; added constraints that make a cycle.
+    that nothing uses; added constraints that make a cycle or let the prologue wait for the device.
     """
     done: set[Node] = set()
     side: dict[State, Node] = {}
@@ -40,6 +40,11 @@ def verify(graph: Graph) -> None:
     for name, v in graph.outputs.items():
         if v.graph is not graph:
             raise GraphError(f"output {name}: {v!r} is a value of another graph")
+        if v.node is not None and v.node not in done:
+            raise GraphError(f"output {name}: no node computes {v!r}")
+    for first, then in graph.constraints:
+        if then.host and not first.host:
+            raise GraphError(f"{then} belongs to the prologue but must follow {first}, which the device runs")
     unused = [name for name, s in graph.states.items() if s not in side]
     if unused:
         raise GraphError(f"state {unused[0]} is declared but no node uses it")
@@ -82,6 +87,8 @@ def verify_order(graph: Graph, order: Iterable[Node], edges: Edges | None = None
     edges = graph.edges() if edges is None else edges
     done: set[Node] = set()
     for n in order:
+        if n not in edges:
+            raise PlanError(f"{n} is a node of another graph")
         missing = edges[n] - done
         if missing:
             first = min(missing, key=lambda m: m.id)
@@ -99,6 +106,9 @@ def verify_edges(graph: Graph, edges: Edges) -> None:
 
     For whoever makes its own edges, as a backend that runs kernels at the same time does.
     """
+    for n in graph.nodes:
+        if n not in edges:
+            raise GraphError(f"the edges lack {n}")
     order = topological(edges)
     place = {n: i for i, n in enumerate(order)}
     reach: dict[Node, int] = {}  # bit i: the node at place i comes before

@@ -66,7 +66,7 @@ def test_row_major_is_numpys(shape: tuple[int, ...]) -> None:
 
 @given(SHAPES, st.data())
 def test_types_of_arrays(shape: tuple[int, ...], data: st.DataObject) -> None:
-    """Any slicing and transposing: contiguous exactly where NumPy says so, and the strides address the same elements."""
+    """Any slicing and transposing: contiguous where NumPy says so, and the strides address the same elements."""
     base = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
     steps = tuple(slice(None, None, data.draw(st.sampled_from([1, 2, -1]))) for _ in shape)
     array = base[steps].transpose(data.draw(st.permutations(range(len(shape)))))
@@ -95,9 +95,10 @@ def test_arrays_without_a_type(dtype: str) -> None:
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 ROWS = {
-    "one": 1, "last": -1, "first": -5, "slice": slice(1, 4), "step": slice(None, None, 2), "back": slice(None, None, -1),
-    "none": slice(2, 2), "all": slice(None), "list": [3, 0, 3], "array": np.array([[4, -1], [0, 2]]),
-    "int32": np.array([2, 2], np.int32), "empty": np.zeros(0, np.int64), "mask": np.array([True, False, True, True, False]),
+    "one": 1, "last": -1, "first": -5, "slice": slice(1, 4), "step": slice(None, None, 2),
+    "back": slice(None, None, -1), "none": slice(2, 2), "all": slice(None), "list": [3, 0, 3], "array": np.array([[4, -1], [0, 2]]),
+    "int32": np.array([2, 2], np.int32), "empty": np.zeros(0, np.int64),
+    "mask": np.array([True, False, True, True, False]),
 }  # fmt: skip
 
 
