@@ -179,6 +179,13 @@ def test_user_defined_tokens_are_words_and_unused_ids_are_nothing() -> None:
     assert tok.token_bytes(pad) == b"" and tok.token_bytes(think) == "<思>".encode()
 
 
+def test_text_outside_the_byte_level_alphabet_is_taken_as_it_is() -> None:
+    """`é` and `Ġ` are letters of that alphabet, but not in a special or user-defined token; a space never is one."""
+    tokens = [*TOKENS, "<é>", "<|Ġ|>", "two words"]
+    tok = Tokenizer.from_metadata(changed(tokens=tokens, token_type=np.append(TYPES, [4, 3, 1])), source="t")
+    assert [tok.token_bytes(N + i) for i in range(3)] == ["<é>".encode(), "<|Ġ|>".encode(), b"two words"]
+
+
 def test_ends_are_the_keyed_ids_and_the_control_tokens_of_the_family() -> None:
     assert OURS.eos_ids == {0, 2} and OURS.pad_id == 0 and OURS.bos_id is None
     assert OURS.eos_token == "<|endoftext|>" and OURS.bos_token is None
