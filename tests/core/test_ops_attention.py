@@ -99,6 +99,17 @@ def test_b19_selected_blocks_and_the_tail() -> None:
     assert one_hot(q, 12, selected=I([[1, -1]]), every=3) == [[1]]
 
 
+def test_a_block_named_twice_counts_once_and_order_is_nothing() -> None:
+    rng = np.random.default_rng(8)
+    q, k, v = (rng.standard_normal(n).astype(F) for n in ((1, 2, 3), (1, 12, 1, 3), (1, 12, 1, 3)))
+    results = [
+        attention(q, k, v, I([0, 1]), I([11]), I([[0]]), I([picks]), scale=1.0, block=4)
+        for picks in ([0, 2, -1], [2, 0, -1], [-1, 2, 0], [2, 2, 0], [0, 2, 0])
+    ]
+    for out, lse in results[1:]:
+        assert np.array_equal(out, results[0][0]) and np.array_equal(lse, results[0][1])
+
+
 @pytest.mark.parametrize("bad", [2, 3, -2])
 def test_b19_a_block_of_the_future_is_refused(bad: int) -> None:
     with pytest.raises(ValueError, match="where 2 whole blocks are seen"):
