@@ -54,7 +54,7 @@ def run(
     min_p: MinP = 0.0,
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Seed of the choices: the same command writes the same text.")
-    ] = 0,
+    ] = 3,
     ctx: Context = None,
     backend: BackendName = "cpu",
     threads: Threads = None,
