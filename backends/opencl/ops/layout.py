@@ -1,0 +1,89 @@
+"""How tensors may lie for kernels to read them: conditions for the table, and rows as kernels' arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from trueup.backends.opencl.executable import Rows
+from trueup.backends.opencl.memory import OpenCLTensor
+from trueup.core.op import Op
+from trueup.core.types import TensorType
+
+Axes = list[tuple[int, int]]
+"""Sizes and strides of axes of more than one entry, neighbours that lie as one joined."""
+
+
+def joined(type: TensorType, first: int, last: int) -> Axes:
+    """The axes `first … last-1` as few as they can be."""
+    strides = type.strides or type.row_major()
+    out: Axes = []
+    for n, s in list(zip(type.shape, strides, strict=True))[first:last]:
+        if n == 1:
+            continue
+        if out and out[-1][1] == n * s:
+            out[-1] = (out[-1][0] * n, s)
+        else:
+            out.append((n, s))
+    return out
+
+
+def side_by_side(type: TensorType, lead: int) -> bool:
+    """Whether what stands behind the first `lead` axes lies in one piece."""
+    inner = joined(type, lead, len(type.shape))
+    return type.size == 0 or not inner or (len(inner) == 1 and inner[0][1] == 1)
+
+
+def readable_rows(type: TensorType, lead: int) -> bool:
+    """Whether it is rows as a kernel reads them: the rest in one piece, the first `lead` axes two at most."""
+    return side_by_side(type, lead) and len(joined(type, 0, lead)) <= 2
+
+
+def rows(tensor: OpenCLTensor, lead: int | None = None, *, words: int = 0) -> Rows:
+    """Rows over the first `lead` axes, by default all but the last. `words`: sizes count words of so many bytes."""
+    type = tensor.type
+    lead = len(type.shape) - 1 if lead is None else lead
+    axes = joined(type, 0, lead) if type.size else []
+    (outer, inner) = ((1, 0), (1, 0)) if not axes else ((1, 0), axes[0]) if len(axes) == 1 else axes
+    by = tensor.itemsize // words if words else 1
+    count = max(inner[0], 1) if len(axes) > 1 or not axes else prod(type.shape[:lead])
+    at = OpenCLTensor(tensor.buffer, tensor.offset * by, type)
+    return Rows(at, count, outer[1] * by, inner[1] * by)
+
+
+def strides(type: TensorType) -> tuple[int, ...]:
+    return type.strides or type.row_major()
+
+
+Check = Callable[[TensorType], bool]
+
+
+def lies(op: Op, **layouts: int) -> Callable[..., Any]:
+    """A condition: the named arguments are rows over so many leading axes (negative: of all but so many), states have
+    their last axes in one piece from that axis on, everything else is contiguous."""
+
+    def when(*types: Any, **attrs: Any) -> bool | str:
+        for p, given in zip(op.params, types, strict=True):
+            for t in given if isinstance(given, tuple) else (given,):
+                if t is None or t.contiguous:
+                    continue
+                lead = layouts.get(p.name)
+                if lead is None:
+                    return f"{p.name} is {t}, which is not contiguous"
+                lead = lead if lead >= 0 else len(t.shape) + lead
+                state = p.mutates or p.name in STATES
+                if not (side_by_side(t, lead) if state else readable_rows(t, lead)):
+                    return f"{p.name} is {t}, which does not lie in rows"
+        return True
+
+    return when
+
+
+def first_no(*answers: bool | str) -> bool | str:
+    """True, or the first of the answers that is not."""
+    return next((a for a in answers if a is not True), True)
+
+
+STATES = frozenset({"keys", "values"})
+"""Arguments that are states which an op only reads: any strides of the leading axes will do."""

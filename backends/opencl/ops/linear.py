@@ -1,0 +1,64 @@
+"""Products with weights, and what experts do with them."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from trueup.backends.opencl.executable import Recorder
+from trueup.backends.opencl.tuning import Tuning
+from trueup.backends.opencl.weight import OpenCLWeight
+from trueup.core.backend import KernelTable
+from trueup.core.ops import embed, expert_combine, expert_linear, linear
+from trueup.core.types import TensorType
+
+from .layout import lies, rows
+from .weights import FORMATS, label, reads
+
+
+def register(kernels: KernelTable, tuning: Tuning) -> None:
+    for format in FORMATS:
+        _register(kernels, tuning, format)
+
+
+def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
+    def when(op: Any, weight: int, **layouts: int) -> Any:
+        lie = lies(op, **layouts)
+
+        def holds(*types: TensorType, **attrs: Any) -> bool | str:
+            answer = lie(*types, **attrs)
+            return reads(format, types[weight].dtype) if answer is True else answer
+
+        return holds
+
+    @kernels.implements(linear, when=when(linear, 1, x=-1), name=label("linear", format))
+    def _(ctx: Recorder, x: Any, weight: OpenCLWeight) -> None:
+        (m, n), count = weight.type.shape, prod(x.type.shape[:-1])
+        columns = tuning.columns(n, m)
+        tile = 1 if count == 1 else tuning.tile
+        groups = -(-count // tile) * -(-m // columns)
+        args = count, n, m, columns, rows(x), weight.stored, weight.row_bytes, ctx.out
+        ctx.groups("linear_row" if tile == 1 else "linear_rows", groups, *args, format=weight.format)
+
+    @kernels.implements(expert_linear, when=when(expert_linear, 2, x=-1), name=label("expert_linear", format))
+    def _(ctx: Recorder, x: Any, experts: Any, weight: OpenCLWeight) -> None:
+        (count, m, n), (tokens, k) = weight.type.shape, experts.type.shape
+        columns = tuning.columns(n, m)
+        args = tokens * k, k, n, m, count, columns, rows(x), experts, weight.stored, weight.row_bytes, ctx.out
+        groups = tokens * k * -(-m // columns)
+        ctx.groups("expert_linear", groups, *args, *ctx.fault, format=weight.format)
+
+    @kernels.implements(
+        expert_combine, when=when(expert_combine, 3, h=-1, mix=-1), name=label("expert_combine", format)
+    )
+    def _(ctx: Recorder, h: Any, experts: Any, mix: Any, weight: OpenCLWeight) -> None:
+        (count, n, m), (tokens, k) = weight.type.shape, experts.type.shape
+        columns = tuning.columns(m * max(k, 1), n)
+        args = tokens, k, n, m, count, columns, rows(h), experts, rows(mix), weight.stored, weight.row_bytes, ctx.out
+        ctx.groups("expert_combine", tokens * -(-n // columns), *args, *ctx.fault, format=weight.format)
+
+    @kernels.implements(embed, when=when(embed, 0), name=label("embed", format))
+    def _(ctx: Recorder, table: OpenCLWeight, ids: Any) -> None:
+        vocab, n = table.type.shape
+        args = vocab, table.stored, table.row_bytes, ids, ctx.out
+        ctx.over("embed", ids.type.size, -(-n // 16), ids.type.size, n, *args, *ctx.fault, format=table.format)

@@ -1,0 +1,72 @@
+"""Kernels from the `.cl` files beside this module: built once a process and device, kept on disk by pyopencl or the
+driver under device, driver version and source. Knows no op."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from importlib.resources import files
+from typing import Any
+
+import pyopencl as cl
+
+from trueup.core.backend import Device
+
+from .tuning import Tuning
+
+OPS = ("common", "elementwise", "norm", "rows", "rope", "conv", "attention", "gdn", "topk")
+"""The files of the program that knows no type of weight."""
+WEIGHTS = ("common", "formats", "linear", "moe")
+"""The files of the programs that there is one of for each type of weight."""
+
+
+class BuildError(RuntimeError):
+    """The device's compiler refused a kernel; the message holds its log."""
+
+
+class Programs:
+    """Built programs of one device; each is built when the first of its kernels is asked for."""
+
+    def __init__(self, context: Any, device: Device, tuning: Tuning) -> None:
+        self.context, self.device, self.tuning = context, device, tuning
+        self._built: dict[str, Any] = {}
+
+    def kernel(self, name: str, format: str = "") -> Any:
+        """A kernel object of its own, whose arguments the caller sets. `format`: the type of weight it reads, or ""."""
+        if format not in self._built:
+            self._built[format] = self._build(format)
+        return cl.Kernel(self._built[format], name)
+
+    def _build(self, format: str) -> Any:
+        macros = {k: str(v) for k, v in self.tuning.macros().items()}
+        if format:
+            macros[f"FORMAT_{format.upper()}"] = "1"
+        text = "".join(f"#define {k} {v}\n" for k, v in macros.items())
+        text += "".join(source(name) for name in (WEIGHTS if format else OPS))
+        options = ["-cl-std=CL1.2", "-w"]
+        if "correctly_rounded_divide_sqrt" in self.device.features:
+            options.append("-cl-fp32-correctly-rounded-divide-sqrt")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", cl.CompilerWarning)
+                return cl.Program(self.context, text).build(options)
+        except cl.RuntimeError as e:
+            raise BuildError(f"OpenCL kernels ({format or 'ops'}) do not build on {self.device.name}: {e}") from e
+
+
+@functools.cache
+def source(name: str) -> str:
+    """The text of a `.cl` file."""
+    return (files(__package__) / "cl" / f"{name}.cl").read_text()
+
+
+_shared: dict[tuple[int, Tuning], tuple[Any, Programs]] = {}
+
+
+def shared(device: Device, handle: Any, tuning: Tuning) -> tuple[Any, Programs]:
+    """The context of a device in this process, and its programs."""
+    key = handle.int_ptr, tuning
+    if key not in _shared:
+        context = cl.Context([handle])
+        _shared[key] = context, Programs(context, device, tuning)
+    return _shared[key]
