@@ -54,7 +54,7 @@ MARKS = [c for c in map(chr, range(0x110000)) if unicodedata.category(c).startsw
 LATER_MARKS = {
     c
     for c in MARKS
-    for text in (f"a{c}\u0323", f"a\u0300{c}")
+    for text in (f"{c}\u0334", f"\u0300{c}")  # marks of the classes 1 and 230: one of them trades places with c
     if LIBRARY_NFC.normalize_str(text) != unicodedata.normalize("NFC", text)
 }
 
