@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -37,9 +38,12 @@ def doctor(ctx: typer.Context, json: AsJson = False) -> None:
 
     found = host().info()
     ctx.find_root().command.plugin_commands()  # type: ignore[attr-defined]  # so that broken commands show, too
-    outcomes = [
-        {"backend": b.name, "device": d.name, **try_device(b.name, i)} for b in found for i, d in enumerate(b.devices)
-    ]
+    devices = [(b.name, i, d.name) for b in found for i, d in enumerate(b.devices)]
+    with ThreadPoolExecutor(4) as pool:
+        tried = pool.map(lambda d: try_device(d[0], d[1]), devices)
+        outcomes = [
+            {"backend": name, "device": device, **t} for (name, _, device), t in zip(devices, tried, strict=True)
+        ]
     unusable = [{"backend": b.name, "reason": b.reason} for b in found if not b.available]
     broken = [{"plugin": p.name, "dist": p.dist, "version": p.version, "status": p.status, "reason": p.reason}
               for p in host().plugins if p.status != "ok"]  # fmt: skip
