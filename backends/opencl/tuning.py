@@ -32,12 +32,12 @@ class Tuning:
         units = max(1, device.limits.get("compute_units", 1))
         if device.kind == "cpu":
             return cls(
-                lanes=1, vector=16, run=256, group=1, tile=4, column_work=16384, segment=8192, few=units
+                lanes=1, vector=16, run=256, group=1, tile=8, column_work=16384, segment=8192, few=units
             )  # fmt: skip
         room = max(1, device.limits.get("work_group", 1))
         lanes = 1 << (min(room, 64).bit_length() - 1)
         return cls(
-            lanes=lanes, vector=1, run=1, group=min(room, 128), tile=4, column_work=1, segment=8192, few=units
+            lanes=lanes, vector=1, run=1, group=min(room, 128), tile=8, column_work=1, segment=8192, few=units
         )  # fmt: skip
 
     def macros(self) -> dict[str, int]:

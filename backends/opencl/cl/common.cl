@@ -11,7 +11,7 @@
 // Numerics. float32 throughout; products that are added may be contracted to fused ones, except where a file says no.
 // Every sum has one order, fixed by the sizes of its own row: the same bits in every run and for every number of rows.
 //
-// No built-in vector function stands in a hot loop: where the device is a processor they are calls, not instructions.
+// Built-in vector functions are calls where the device is a processor: none stands in a hot loop but where it pays (exp).
 
 #define ARRAY(T, name) global T *name, ulong name##_at
 #define ROWS(T, name) global const T *name, ulong name##_at, long name##_inner, long name##_outer, long name##_step
@@ -63,6 +63,36 @@ inline uint vec_largest(vec_bits v)
 #endif
 }
 
+// The first `count` of VECTOR entries; what is missing reads as 0 and is not written.
+inline vec vec_some(global const float *p, long count)
+{
+#if VECTOR == 16
+    if (count == 16) return load16(p);
+    float v[16];
+    for (int i = 0; i < 16; i++) v[i] = i < count ? p[i] : 0;
+    return (float16)(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15]);
+#else
+    return *p;
+#endif
+}
+
+inline void vec_put(global float *p, vec v, long count)
+{
+#if VECTOR == 16
+    if (count == 16) store16(p, v);
+    else {
+        const float all[16] = {v.s0, v.s1, v.s2, v.s3, v.s4, v.s5, v.s6, v.s7,
+                               v.s8, v.s9, v.sa, v.sb, v.sc, v.sd, v.se, v.sf};
+        for (int i = 0; i < count; i++) p[i] = all[i];
+    }
+#else
+    *p = v;
+#endif
+}
+
+// How many entries of a row of n a vector takes from entry i on.
+#define COUNT(i, n) ((n) - (i) < VECTOR ? (n) - (i) : VECTOR)
+
 // -- lanes ------------------------------------------------------------------------------------------------------------
 
 // A work-group of LANES work-items does one row. Every lane gets the result; the order of a sum is a fixed tree.
@@ -112,16 +142,24 @@ REDUCE(float, lanes_max, (b > a || b != b) ? b : a)
     const long last = first + RUN < (n) ? first + RUN : (n)
 
 inline float larger(float a, float b) { return (b > a || b != b) ? b : a; }
-inline float smaller(float a, float b) { return (b < a || b != b) ? b : a; }
+inline vec vec_larger(vec a, vec b) { return (b > a) | (b != b) ? b : a; }
+inline vec vec_smaller(vec a, vec b) { return (b < a) | (b != b) ? b : a; }
+inline vec vec_minus_size(vec x) { return x < 0.0f ? x : -x; }
 
-// 1 / (1 + e^-x), of full relative accuracy on both sides.
+// 1 / (1 + e^-x), of full relative accuracy on both sides. Vector `exp` is one call for VECTOR entries.
+inline vec vec_sigmoid(vec x)
+{
+    const vec e = exp(vec_minus_size(x));
+    return (x < 0.0f ? e : (vec)1.0f) / (1.0f + e);
+}
+
 inline float sigmoid_of(float x)
 {
     const float e = exp(x < 0 ? x : -x);
     return (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
-inline float softplus_of(float x) { return larger(0.0f, x) + log1p(exp(-fabs(x))); }
+inline vec vec_softplus(vec x) { return vec_larger((vec)0.0f, x) + log1p(exp(vec_minus_size(x))); }
 
 // Words of `size` bytes, from `first` to before `last`, bit for bit.
 inline void copy_words(global uchar *to, global const uchar *from, long first, long last, long size)

@@ -1,37 +1,39 @@
 // Ops in which no entry looks further than itself. Each entry is computed in float32; NaN stays NaN, in its own entry.
 // sigmoid and what contains it keep their relative accuracy down to denormal results.
 
-#define UNARY(name, EXPRESSION)                                                                           \
-    kernel void name(long rows, long n, ROWS(float, x), ARRAY(float, out), float a, float b)              \
-    {                                                                                                     \
-        RUN_OF_ROW(rows, n);                                                                              \
-        global const float *in = ROW(x, row);                                                             \
-        global float *to = AT(out) + row * n;                                                             \
-        for (long i = first; i < last; i++) {                                                             \
-            const float v = in[i];                                                                        \
-            to[i] = (EXPRESSION);                                                                         \
-        }                                                                                                 \
+#define UNARY(name, EXPRESSION)                                                                              \
+    kernel void name(long rows, long n, ROWS(float, x), ARRAY(float, out), float a, float b)                 \
+    {                                                                                                        \
+        RUN_OF_ROW(rows, n);                                                                                 \
+        global const float *in = ROW(x, row);                                                                \
+        global float *to = AT(out) + row * n;                                                                \
+        for (long i = first; i < last; i += VECTOR) {                                                        \
+            const long count = COUNT(i, last);                                                               \
+            const vec v = vec_some(in + i, count);                                                           \
+            vec_put(to + i, (EXPRESSION), count);                                                            \
+        }                                                                                                    \
     }
 
-#define BINARY(name, EXPRESSION)                                                                          \
+#define BINARY(name, EXPRESSION)                                                                             \
     kernel void name(long rows, long n, ROWS(float, x), ROWS(float, y), ARRAY(float, out), float a, float b) \
-    {                                                                                                     \
-        RUN_OF_ROW(rows, n);                                                                              \
-        global const float *left = ROW(x, row), *right = ROW(y, row);                                     \
-        global float *to = AT(out) + row * n;                                                             \
-        for (long i = first; i < last; i++) {                                                             \
-            const float v = left[i], w = right[i];                                                        \
-            to[i] = (EXPRESSION);                                                                         \
-        }                                                                                                 \
+    {                                                                                                        \
+        RUN_OF_ROW(rows, n);                                                                                 \
+        global const float *left = ROW(x, row), *right = ROW(y, row);                                        \
+        global float *to = AT(out) + row * n;                                                                \
+        for (long i = first; i < last; i += VECTOR) {                                                        \
+            const long count = COUNT(i, last);                                                               \
+            const vec v = vec_some(left + i, count), w = vec_some(right + i, count);                         \
+            vec_put(to + i, (EXPRESSION), count);                                                            \
+        }                                                                                                    \
     }
 
-UNARY(sigmoid, sigmoid_of(v))
-UNARY(silu, (v * a) * sigmoid_of(v * a))
-UNARY(softplus, softplus_of(v))
-UNARY(clamp_between, smaller(larger(v, a), b))
+UNARY(sigmoid, vec_sigmoid(v))
+UNARY(silu, (v * a) * vec_sigmoid(v * a))
+UNARY(softplus, vec_softplus(v))
+UNARY(clamp_between, vec_smaller(vec_larger(v, (vec)a), (vec)b))
 BINARY(add, v + w)
 BINARY(mul, v * w)
-BINARY(swiglu, smaller(v, b) * sigmoid_of(smaller(v, b)) * smaller(larger(w, a), b))
+BINARY(swiglu, vec_smaller(v, (vec)b) * vec_sigmoid(vec_smaller(v, (vec)b)) * vec_smaller(vec_larger(w, (vec)a), (vec)b))
 
 // out[r, i] = x[r, i] scale[r]
 kernel void scale_rows(long rows, long n, ROWS(float, x), ROWS(float, scale), ARRAY(float, out))
@@ -48,7 +50,11 @@ kernel void gdn_decay(
 {
     RUN_OF_ROW(rows, n);
     global const float *in = ROW(x, row);
-    for (long i = first; i < last; i++) AT(out)[row * n + i] = AT(rate)[i] * softplus_of(in[i] + AT(bias)[i]);
+    for (long i = first; i < last; i += VECTOR) {
+        const long count = COUNT(i, last);
+        const vec y = vec_softplus(vec_some(in + i, count) + vec_some(AT(bias) + i, count));
+        vec_put(AT(out) + row * n + i, vec_some(AT(rate) + i, count) * y, count);
+    }
 }
 
 // Hyper-connections, read: the mean over streams of sigmoid(gate[r, s n + i]) normed[r, s, i], added in their order.
@@ -56,14 +62,16 @@ kernel void hc_read(long rows, long n, long streams, ROWS(float, normed), ROWS(f
 {
     RUN_OF_ROW(rows, n);
     global const float *gates = ROW(gate, row);
-    global float *to = AT(out) + row * n;
-    for (long i = first; i < last; i++) to[i] = 0;
-    for (long s = 0; s < streams; s++) {
-        global const float *in = ROW(normed, row * streams + s);
-        for (long i = first; i < last; i++) to[i] += sigmoid_of(gates[s * n + i]) * in[i];
+    const float divisor = streams > 1 ? streams : 1;
+    for (long i = first; i < last; i += VECTOR) {
+        const long count = COUNT(i, last);
+        vec total = 0;
+        for (long s = 0; s < streams; s++) {
+            const vec open = vec_sigmoid(vec_some(gates + s * n + i, count));
+            total += open * vec_some(ROW(normed, row * streams + s) + i, count);
+        }
+        vec_put(AT(out) + row * n + i, total / divisor, count);
     }
-    const float count = streams > 1 ? streams : 1;
-    for (long i = first; i < last; i++) to[i] /= count;
 }
 
 // Hyper-connections, write: residual[r, s, i] + 2 sigmoid(inject[r, s] / streams) y[r, i]; a row here is one (r, s).

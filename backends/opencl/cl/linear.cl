@@ -1,6 +1,6 @@
 // Products with weights that stay as they are stored: linear, and looking rows up. One program for each type of weight.
 //
-// linear: out[r, c] = sum_i x[r, i] weight[c, i]. A group of LANES work-items makes `columns` columns for 1 or TILE rows
+// linear: out[r, c] = sum_i x[r, i] weight[c, i]. A group of LANES work-items makes `columns` columns for 1, TILE / 2 or TILE rows
 // of x, which share the reading and unpacking of a weight row. Each lane takes every LANES-th run of 16 elements; lanes
 // are added in a tree, the last n % 16 elements after that. A row's bits are the same for 1 row and for many.
 // Bytes moved: the weight once for every TILE rows.
@@ -63,6 +63,7 @@ inline __attribute__((always_inline)) void dots(
     }
 
 LINEAR(linear_row, 1)
+LINEAR(linear_some, TILE / 2)
 LINEAR(linear_rows, TILE)
 
 // embed: out[i] = table[ids[i]], exactly the stored values. An id outside of the table is a fault.

@@ -64,11 +64,15 @@ kernel void norm(
     const float scale = power_of_2(-row_exponent(in, n, root, scratch));
     const float squares = sum_of_squares(in, n, scale, scratch) * share + (root * scale) * (root * scale);
     const float divisor = sqrt(squares);
-    for (long i = LANE; i < n; i += LANES) {
-        float y = (in[i] * scale) / divisor;
-        if (weight) y *= w[i];
-        if (gate_kind) y *= sigmoid_of(gates[i]) * (gate_kind == 2 ? gates[i] : 1.0f);
-        to[i] = y;
+    for (long i = LANE * VECTOR; i < n; i += LANES * VECTOR) {
+        const long count = COUNT(i, n);
+        vec y = (vec_some(in + i, count) * scale) / divisor;
+        if (weight) y *= vec_some(w + i, count);
+        if (gate_kind) {
+            const vec g = vec_some(gates + i, count);
+            y *= vec_sigmoid(g) * (gate_kind == 2 ? g : (vec)1.0f);
+        }
+        vec_put(to + i, y, count);
     }
 }
 
@@ -87,7 +91,11 @@ kernel void softmax(long rows, long n, ROWS(float, x), ARRAY(float, out))
     global const float *in = ROW(x, row);
     global float *to = AT(out) + row * n;
     const float most = row_max(in, n, scratch);
-    for (long i = LANE; i < n; i += LANES) to[i] = most == -INFINITY ? 0 : exp(in[i] - most);
+    for (long i = LANE * VECTOR; i < n; i += LANES * VECTOR) {
+        const long count = COUNT(i, n);
+        const vec e = exp(vec_some(in + i, count) - most);
+        vec_put(to + i, most == -INFINITY ? (vec)0.0f : e, count);
+    }
     LANE_BARRIER;
     const float sum = sum_of_row(to, n, scratch);
     for (long i = LANE; i < n; i += LANES) to[i] = most == -INFINITY ? 0 : to[i] / sum;

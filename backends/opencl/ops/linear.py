@@ -31,14 +31,16 @@ def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
 
         return holds
 
+    tiles = (1, "linear_row"), (tuning.tile // 2, "linear_some"), (tuning.tile, "linear_rows")
+
     @kernels.implements(linear, when=when(linear, 1, x=-1), name=label("linear", format))
     def _(ctx: Recorder, x: Any, weight: OpenCLWeight) -> None:
         (m, n), count = weight.type.shape, prod(x.type.shape[:-1])
         columns = tuning.columns(n, m)
-        tile = 1 if count == 1 else tuning.tile
+        tile, kernel = next(t for t in tiles if t[0] >= count or t is tiles[-1])
         groups = -(-count // tile) * -(-m // columns)
         args = count, n, m, columns, rows(x), weight.stored, weight.row_bytes, ctx.out
-        ctx.groups("linear_row" if tile == 1 else "linear_rows", groups, *args, format=weight.format)
+        ctx.groups(kernel, groups, *args, format=weight.format)
 
     @kernels.implements(expert_linear, when=when(expert_linear, 2, x=-1), name=label("expert_linear", format))
     def _(ctx: Recorder, x: Any, experts: Any, weight: OpenCLWeight) -> None:
