@@ -43,3 +43,92 @@ kernel void expert_combine(
         if (LANE == 0) AT(out)[t * n + c] = total;
     }
 }
+
+// Many rows: pairs (t, j) in the order of their expert, TILE of one expert together, so that they share the reading and
+// unpacking of its weights as rows of `linear` do, and with the same bits as each alone.
+
+// counts[e]: how many pairs go to expert e.
+kernel void expert_counts(
+    long pairs, long experts_count, ARRAY(const int, experts), ARRAY(int, counts), FAULT_ARGS)
+{
+    const long e = get_global_id(0);
+    if (e >= experts_count) return;
+    int count = 0;
+    for (long p = 0; p < pairs; p++) count += AT(experts)[p] == e;
+    AT(counts)[e] = count;
+    if (e == 0)
+        for (long p = 0; p < pairs; p++) outside(AT(experts)[p], -1, experts_count, fault, node);
+}
+
+// order[…]: the pairs by expert, those of one as they come; tiles[i] = (expert, its first place in `order`, how many),
+// of experts in rising order, then (-1, 0, 0).
+kernel void expert_tiles(
+    long pairs, long experts_count, long tile_count, ARRAY(const int, experts), ARRAY(const int, counts),
+    ARRAY(int, order), ARRAY(int, tiles))
+{
+    const long e = get_global_id(0);
+    if (e >= experts_count) return;
+    long first = 0, tile = 0;
+    for (long i = 0; i < e; i++) {
+        first += AT(counts)[i];
+        tile += (AT(counts)[i] + TILE - 1) / TILE;
+    }
+    const long count = AT(counts)[e];
+    for (long at = 0; at < count; at += TILE, tile++) {
+        AT(tiles)[3 * tile] = e;
+        AT(tiles)[3 * tile + 1] = first + at;
+        AT(tiles)[3 * tile + 2] = count - at < TILE ? count - at : TILE;
+    }
+    for (long p = 0; p < pairs; p++)
+        if (AT(experts)[p] == e) AT(order)[first++] = p;
+    if (e == experts_count - 1)
+        for (; tile < tile_count; tile++) AT(tiles)[3 * tile] = -1;
+}
+
+// out[p] = weight[expert of p] · row p / share of x for the pairs of a tile; a group makes `columns` columns of one tile.
+// The rows of pairs without an expert are not written.
+kernel void expert_products(
+    long tile_count, long share, long n, long m, long columns, ROWS(float, x), ARRAY(const int, order),
+    ARRAY(const int, tiles), ARRAY(const uchar, weights), long row_bytes, ARRAY(float, out))
+{
+    SCRATCH;
+    const long wide = (m + columns - 1) / columns;
+    const long tile = get_group_id(0) / wide, first = get_group_id(0) % wide * columns;
+    const long expert = AT(tiles)[3 * tile];
+    if (expert < 0) return;
+    const long count = AT(tiles)[3 * tile + 2];
+    global const int *mine = AT(order) + AT(tiles)[3 * tile + 1];
+    global const float *in[TILE];
+    float sums[TILE];
+    for (int r = 0; r < TILE; r++) in[r] = ROW(x, mine[r < count ? r : count - 1] / share);
+    for (long c = first; c < first + columns && c < m; c++) {
+        dots(TILE, in, AT(weights) + (expert * m + c) * row_bytes, n, sums, scratch);
+        if (LANE == 0)
+            for (int r = 0; r < count; r++) AT(out)[mine[r] * m + c] = sums[r];
+    }
+}
+
+// Zeros in the rows of pairs without an expert.
+kernel void expert_none(long pairs, long n, ARRAY(const int, experts), ARRAY(float, out))
+{
+    RUN_OF_ROW(pairs, n);
+    if (AT(experts)[row] >= 0) return;
+    for (long i = first; i < last; i++) AT(out)[row * n + i] = 0;
+}
+
+// out[t, c] = sum_j mix[t, j] each[t, j, c], in the order of j, without those that have no expert.
+kernel void expert_sum(
+    long tokens, long n, long k, long experts_count, ARRAY(const int, experts), ROWS(float, mix),
+    ARRAY(const float, each), ARRAY(float, out))
+{
+    RUN_OF_ROW(tokens, n);
+    global float *to = AT(out) + row * n;
+    for (long i = first; i < last; i++) to[i] = 0;
+    for (long j = 0; j < k; j++) {
+        const int expert = AT(experts)[row * k + j];
+        if (expert < 0 || expert >= experts_count) continue;
+        const float share = ROW(mix, row)[j];
+        global const float *from = AT(each) + (row * k + j) * n;
+        for (long i = first; i < last; i++) to[i] = share * from[i] + to[i];
+    }
+}

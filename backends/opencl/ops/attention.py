@@ -11,13 +11,8 @@ from trueup.core.backend import KernelTable
 from trueup.core.ops import attention, index_scores, merge_attention
 from trueup.core.types import TensorType
 
-from .layout import lies, rows, strides
+from .layout import lies, rows, strides, typed
 from .weights import values
-
-
-def typed(raw: OpenCLTensor, type: TensorType) -> OpenCLTensor:
-    """Bytes of scratch as a tensor."""
-    return OpenCLTensor(raw.buffer, raw.offset // type.element.block_bytes, type)
 
 
 def register(kernels: KernelTable, tuning: Tuning) -> None:

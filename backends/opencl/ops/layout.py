@@ -52,6 +52,11 @@ def rows(tensor: OpenCLTensor, lead: int | None = None, *, words: int = 0) -> Ro
     return Rows(at, count, outer[1] * by, inner[1] * by)
 
 
+def typed(raw: OpenCLTensor, type: TensorType) -> OpenCLTensor:
+    """Bytes of scratch as a tensor."""
+    return OpenCLTensor(raw.buffer, raw.offset // type.element.block_bytes, type)
+
+
 def strides(type: TensorType) -> tuple[int, ...]:
     return type.strides or type.row_major()
 

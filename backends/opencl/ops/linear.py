@@ -5,14 +5,15 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from trueup.backends.opencl.executable import Recorder
+from trueup.backends.opencl.executable import Recorder, Rows
+from trueup.backends.opencl.memory import OpenCLTensor
 from trueup.backends.opencl.tuning import Tuning
 from trueup.backends.opencl.weight import OpenCLWeight
 from trueup.core.backend import KernelTable
 from trueup.core.ops import embed, expert_combine, expert_linear, linear
 from trueup.core.types import TensorType
 
-from .layout import lies, rows
+from .layout import lies, rows, typed
 from .weights import FORMATS, label, reads
 
 
@@ -42,9 +43,30 @@ def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
         args = count, n, m, columns, rows(x), weight.stored, weight.row_bytes, ctx.out
         ctx.groups(kernel, groups, *args, format=weight.format)
 
+    def shared(pairs: int, experts: int) -> bool:
+        """Whether so many rows go to so few experts that it pays to put those of one expert together."""
+        return pairs * 2 >= tuning.tile * experts
+
+    def products(ctx: Recorder, x: Rows, share: int, experts: Any, weight: OpenCLWeight, out: OpenCLTensor) -> None:
+        """Each pair's product with its expert; row p // share of x is pair p's. Pairs without one are left out."""
+        (count, m, n), pairs = weight.type.shape, experts.type.size
+        tiles = -(-pairs // tuning.tile) + min(count, pairs)
+        counts, order, table = (
+            typed(ctx.scratch(4 * size), TensorType((size,), "i32")) for size in (count, pairs, 3 * tiles)
+        )
+        ctx.items("expert_counts", count, pairs, count, experts, counts, *ctx.fault, format=weight.format)
+        ctx.items("expert_tiles", count, pairs, count, tiles, experts, counts, order, table, format=weight.format)
+        columns = tuning.columns(n, m)
+        args = share, n, m, columns, x, order, table, weight.stored, weight.row_bytes, out
+        ctx.groups("expert_products", tiles * -(-m // columns), tiles, *args, format=weight.format)
+
     @kernels.implements(expert_linear, when=when(expert_linear, 2, x=-1), name=label("expert_linear", format))
     def _(ctx: Recorder, x: Any, experts: Any, weight: OpenCLWeight) -> None:
         (count, m, n), (tokens, k) = weight.type.shape, experts.type.shape
+        if shared(tokens * k, count):
+            products(ctx, rows(x), k, experts, weight, ctx.out)
+            ctx.flat("expert_none", tokens * k, m, experts, ctx.out, format=weight.format)
+            return
         columns = tuning.columns(n, m)
         args = tokens * k, k, n, m, count, columns, rows(x), experts, weight.stored, weight.row_bytes, ctx.out
         groups = tokens * k * -(-m // columns)
@@ -55,6 +77,11 @@ def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
     )
     def _(ctx: Recorder, h: Any, experts: Any, mix: Any, weight: OpenCLWeight) -> None:
         (count, n, m), (tokens, k) = weight.type.shape, experts.type.shape
+        if shared(tokens * k, count):
+            each = typed(ctx.scratch(4 * tokens * k * n), TensorType((tokens, k, n)))
+            products(ctx, rows(h), 1, experts, weight, each)
+            ctx.flat("expert_sum", tokens, n, k, count, experts, rows(mix), each, ctx.out, format=weight.format)
+            return
         columns = tuning.columns(m * max(k, 1), n)
         args = tokens, k, n, m, count, columns, rows(h), experts, rows(mix), weight.stored, weight.row_bytes, ctx.out
         ctx.groups("expert_combine", tokens * -(-n // columns), *args, *ctx.fault, format=weight.format)

@@ -10,8 +10,7 @@ from trueup.core.backend import KernelTable
 from trueup.core.ops import argmax, top_k
 from trueup.core.types import TensorType
 
-from .attention import typed
-from .layout import lies, rows
+from .layout import lies, rows, typed
 
 SHORT = 256
 """Entries up to which each counts those before it; `SHORT` in topk.cl."""
