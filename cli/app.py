@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from trueup.cli.backends import backends
 from trueup.cli.chat import chat
+from trueup.cli.check import check
 from trueup.cli.convert import convert
 from trueup.cli.doctor import doctor
 from trueup.cli.errors import expected, one_line
@@ -129,5 +130,5 @@ def trueup(
     settings["traceback"] = traceback
 
 
-for command in (run, chat, inspect, explain, convert, backends, plugins, doctor):
+for command in (run, chat, inspect, explain, convert, backends, plugins, doctor, check):
     app.command(command.__name__.replace("_", "-"))(command)

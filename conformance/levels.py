@@ -1,0 +1,41 @@
+"""The levels, and what runs a case of each inside a worker. A case is a line of text: LEVEL/NAME?word=value&…
+
+`ops`, `effects` and `graph` need the core alone; `model` imports the runtime when it is asked for.
+"""
+
+from __future__ import annotations
+
+from .errors import KitError
+from .harness import Rig, Spec, open_target
+from .properties import Examiner, Verdict
+
+LEVELS = ("ops", "effects", "graph", "model")
+ANNOUNCED = {"speculative": "level speculative comes with speculative decoding, which this version does not have"}
+
+
+def check_level(name: str) -> None:
+    """KitError where there is no such level."""
+    if name in ANNOUNCED:
+        raise KitError(ANNOUNCED[name])
+    if name not in LEVELS:
+        raise KitError(f"there is no level '{name}'; known are {', '.join(LEVELS)}")
+
+
+class Bench:
+    """A backend opened in this process, on which cases of every level are run."""
+
+    def __init__(self, spec: Spec) -> None:
+        """Unavailable where the backend can't be opened."""
+        self.spec = spec
+        self.rig = Rig(open_target(spec))
+        self.examiner = Examiner(self.rig, own_oracles=spec.name.partition(":")[0] == "reference")
+
+    def run(self, case: str) -> Verdict:
+        """Judge a case; KitError for a line that names none."""
+        level, _, rest = case.partition("/")
+        check_level(level)
+        if level == "ops":
+            from .spaces import read
+
+            return self.examiner.examine(read(rest))
+        raise KitError(f"case {case!r}: no such case")

@@ -1,0 +1,271 @@
+"""A run of the kit: cases of every level, each in a worker process, gathered into results. Prints nothing."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from trueup.core.op import OPS
+
+from .bounds import reason
+from .harness import Spec
+from .levels import LEVELS, check_level
+from .process import Worker
+from .properties import FAILED, Verdict
+from .shrink import shrink
+from .spaces import find, read, text
+
+MINIMUM = 5
+"""Cases that must have run for an op that the backend claims."""
+KEPT = 5
+"""Failing cases kept and shrunk for each name."""
+GIVE_UP = 25
+"""Failing cases of one name after which it is left; 3 where each takes a process with it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run."""
+
+    spec: Spec
+    levels: tuple[str, ...] = LEVELS
+    examples: int = 100
+    """Random cases for each op, besides those that are always met."""
+    ops: tuple[str, ...] = ()
+    """Only these; empty: all."""
+    seed: int = 0
+    timeout: float = 30.0
+    budget: float = 120.0
+    """Seconds for one op, after which no more random cases are begun."""
+    jobs: int = 0
+    """Worker processes; 0: as many as the kind of device bears."""
+    model: str | None = None
+    speed: bool = False
+
+
+@dataclass
+class Failure:
+    """A failing case: as it was found, as small as it could be made, and what failed."""
+
+    case: str
+    found: str
+    properties: dict[str, str]
+
+    @property
+    def primary(self) -> str:
+        return next(iter(self.properties))
+
+
+@dataclass
+class Result:
+    """What became of one op (or scenario) of one level."""
+
+    level: str
+    name: str
+    cases: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    where: Counter[str] = field(default_factory=Counter)
+    worst: float = 0.0
+    worst_case: str = ""
+    bound: str = ""
+    properties: dict[str, Counter[str]] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+    """By property, an example of what was measured."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+    skipped: int = 0
+    """Cases left out because the time for this op was used up, or because too many had failed."""
+    seconds: float = 0.0
+    speed: dict[str, float] | None = None
+
+    @property
+    def ran(self) -> int:
+        return self.outcomes["passed"] + self.outcomes["failed"] + self.outcomes["limit"]
+
+    @property
+    def status(self) -> str:
+        if self.failed:
+            return "failed"
+        return "passed" if self.ran else "refused"
+
+    @property
+    def failed(self) -> list[str]:
+        return [n for n, c in self.properties.items() if c[FAILED]]
+
+    def add(self, v: Verdict) -> None:
+        self.cases += 1
+        self.outcomes[v.outcome] += 1
+        if v.where:
+            self.where[v.where] += 1
+        if v.worst > self.worst:
+            self.worst, self.worst_case = v.worst, v.case
+        if v.outcome in ("refused", "limit"):
+            self.refusals[v.reason] += 1
+        for name, p in v.properties.items():
+            self.properties.setdefault(name, Counter())[p.status] += 1
+            if p.status == "measured" and (p.detail != "held" or name not in self.details):
+                self.details[name] = p.detail
+        self.seconds += v.seconds
+
+    def fail(self, name: str, detail: str) -> None:
+        """A failure of the whole, not of one case."""
+        self.properties.setdefault(name, Counter())[FAILED] += 1
+        self.failures.append(Failure("", "", {name: detail}))
+
+
+@dataclass
+class Run:
+    """All results of a run, and whom they judge."""
+
+    options: Options
+    about: dict[str, Any]
+    results: list[Result]
+    seconds: float = 0.0
+    copy_bandwidth: float | None = None
+    """Bytes a second that the device reads and writes when it copies, where speed was asked for."""
+
+
+FIRST = ("crash", "hang", "refusal", "canaries", "written", "inputs", "repeat")
+"""Properties that name the cause where several fail; others come in the order in which they were judged."""
+
+
+def failing(v: Verdict) -> dict[str, str]:
+    """The failed properties with their details, the cause first."""
+    return {
+        n: v.properties[n].detail for n in sorted(v.failed, key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST))
+    }
+
+
+def run(options: Options, progress: Callable[[Result], None] = lambda r: None) -> Run:
+    """Run what is asked for. Unavailable where the backend can't be opened, KitError for a wrong request."""
+    for level in options.levels:
+        check_level(level)
+    for name in options.ops:
+        find(name)
+    start = time.monotonic()
+    with Worker(options.spec, options.timeout) as first:
+        about = first.about
+        tasks = list(_tasks(options, about))
+        jobs = options.jobs or (1 if about["device"]["kind"] != "cpu" else 2)
+        spare = [first, *(Worker(options.spec, options.timeout) for _ in range(min(jobs, len(tasks)) - 1))]
+        try:
+            with ThreadPoolExecutor(len(spare)) as pool:
+
+                def work(task: Task) -> Result:
+                    worker = spare.pop()
+                    try:
+                        result = _work(worker, task, options)
+                    finally:
+                        spare.append(worker)
+                    progress(result)
+                    return result
+
+                results = list(pool.map(work, tasks))
+        finally:
+            for worker in spare:
+                worker.stop()
+    _nothing(results, options, about)
+    return Run(options, about, results, time.monotonic() - start)
+
+
+@dataclass
+class Task:
+    """The cases of one name. `must`: always met; `more`: as time allows."""
+
+    level: str
+    name: str
+    must: list[str]
+    more: list[str]
+    claimed: bool
+
+
+def _tasks(options: Options, about: dict[str, Any]) -> Iterator[Task]:
+    """What is to be run, by level and name."""
+    from .cases import drawn, explicit
+
+    claims, claimed = about["claims"], set(about["claimed"])
+    if "ops" in options.levels:
+        for name in options.ops or sorted(OPS):
+            op = OPS[name]
+            must = explicit(op, claims["thresholds"], claims["max_rows"])
+            more = drawn(op, options.examples, options.seed)
+            yield Task(
+                "ops", name, *([f"ops/{text(r)}" for r in rs] for rs in (must, more)), op.view or name in claimed
+            )
+
+
+def _work(worker: Worker, task: Task, options: Options) -> Result:
+    result = Result(task.level, task.name, bound=reason(task.name) if task.level == "ops" else "")
+    start, lost = time.monotonic(), 0
+    cases = [(c, True) for c in task.must] + [(c, False) for c in task.more]
+    for i, (case, must) in enumerate(cases):
+        spent = time.monotonic() - start
+        if (
+            (spent > options.budget and not must)
+            or spent > 4 * options.budget
+            or lost >= 3
+            or result.outcomes["failed"] >= GIVE_UP
+        ):
+            result.skipped = len(cases) - i
+            break
+        verdict = worker.judge(case)
+        result.add(verdict)
+        if verdict.outcome == FAILED:
+            lost += bool({"crash", "hang"} & set(verdict.failed))
+            _keep(result, verdict, worker, options)
+    if task.claimed and result.ran < min(MINIMUM, len(cases)):
+        result.fail("cases", f"{result.ran} of {result.cases} cases ran of an op that the backend claims")
+    if options.speed and task.level == "ops" and result.status == "passed":
+        result.speed = worker.ask({"speed": task.name}).get("speed")
+    return result
+
+
+def _keep(result: Result, v: Verdict, worker: Worker, options: Options) -> None:
+    """Shrink a failing case and keep it, unless enough of its kind are kept."""
+    properties = failing(v)
+    primary = next(iter(properties))
+    alike = [f for f in result.failures if f.primary == primary]
+    if alike or len(result.failures) >= KEPT:
+        return
+    case = v.case
+    if result.level == "ops":
+        last = {"properties": properties}
+
+        def fails(recipe: Any) -> bool:
+            again = worker.judge(f"ops/{text(recipe)}")
+            if primary in again.failed:
+                last["properties"] = failing(again)
+                return True
+            return False
+
+        patience = 10.0 if primary != "hang" else 3 * options.timeout
+        case = "ops/" + text(shrink(read(v.case.removeprefix("ops/")), fails, seconds=patience))
+        properties = last["properties"]
+    result.failures.append(Failure(case, v.case, properties))
+
+
+def _nothing(results: Iterable[Result], options: Options, about: dict[str, Any]) -> None:
+    """A run in which nothing was tested is no pass."""
+    ops = [r for r in results if r.level == "ops"]
+    for r in ops:
+        if r.name in options.ops and not r.ran:
+            r.fail("cases", f"0 of {r.cases} cases ran: " + "; ".join(r.refusals) or "nothing was tried")
+    if ops and not options.ops and not any(r.ran for r in ops if not OPS[r.name].view):
+        ops[0].fail("cases", "the backend ran no case of any op")
+
+
+def replay_command(spec: Spec, case: str) -> str:
+    """The command that runs one case."""
+    plugins = "".join(f"--plugin {m} " for m in spec.plugins)
+    return f"trueup check {plugins}--backend {spec.name} --replay {shlex.quote(case)}" if case else ""
+
+
+def replay(spec: Spec, case: str, timeout: float) -> Verdict:
+    """One case by its line."""
+    with Worker(spec, timeout) as worker:
+        return worker.judge(case)
