@@ -117,7 +117,7 @@ class Scratch:
 
     def __init__(self, executable: OpenCLExecutable) -> None:
         self._memory = executable.target.memory
-        self._blocks: list[tuple[Any, int]] = []
+        self._blocks: list[OpenCLTensor] = []
         self._used = 0
 
     def reset(self) -> None:
@@ -126,17 +126,16 @@ class Scratch:
 
     def take(self, nbytes: int) -> OpenCLTensor:
         size = -(-max(nbytes, 1) // ALIGN) * ALIGN
-        if not self._blocks or self._used + size > self._blocks[-1][1]:
-            room = max(size, 2 * self._blocks[-1][1] if self._blocks else 0)
-            room = min(room, max(size, self._memory.largest))
-            self._blocks.append((self._memory.buffer(room, "room for intermediate results"), room))
+        have = self._blocks[-1].extent if self._blocks else 0
+        if self._used + size > have:
+            self._blocks.append(self._memory.room(max(size, 2 * have), "intermediate results of a kernel"))
             self._used = 0
         start, self._used = self._used, self._used + size
-        return OpenCLTensor(self._blocks[-1][0], start, TensorType((nbytes,), "u8"))
+        return self._blocks[-1].at(start, TensorType((nbytes,), "u8"))
 
     def close(self) -> None:
-        for buffer, _ in self._blocks:
-            self._memory.release(buffer)
+        for block in self._blocks:
+            self._memory.free(block)
         self._blocks.clear()
 
 
@@ -147,29 +146,29 @@ class OpenCLExecutable(AddressedExecutable):
 
     def __init__(self, plan: Plan, target: Any, storage: Storage) -> None:
         self.closed = False
-        self._kept: list[Any] = []
+        self._kept: list[OpenCLTensor] = []
         self._constants: list[OpenCLWeight] = []
         self.fault: Any = None
         self.arena: Any = None
-        self.target, memory = target, target.memory
+        self.target = target
         self.scratch = Scratch(self)
         self._nodes = {n.id: n for n in plan.order}
         try:
             given = [v.type.nbytes for v in (*plan.graph.inputs.values(), *_results(plan))]
             self.staging = np.zeros(sum(-(-n // ALIGN) * ALIGN for n in given), np.uint8)
-            self._staged = self._keep(memory.buffer(self.staging.nbytes, "the inputs of a step"))
+            self._staged = self._keep(self.staging.nbytes, "the inputs of a step").buffer
             self._next = 0
             self._parts: list[tuple[OpenCLTensor, NDArray[Any]]] = []
-            self.fault = self._keep(memory.buffer(4, "a word for faults"))
+            self.fault = self._keep(4, "a word for faults").buffer
             self._clear_fault()
             super().__init__(plan, target, storage)
         except BaseException:
             self.close()
             raise
 
-    def _keep(self, buffer: Any) -> Any:
-        self._kept.append(buffer)
-        return buffer
+    def _keep(self, nbytes: int, what: str) -> OpenCLTensor:
+        self._kept.append(self.target.memory.room(nbytes, what))
+        return self._kept[-1]
 
     # -- recording -----------------------------------------------------------------------------------------------------
 
@@ -256,8 +255,8 @@ class OpenCLExecutable(AddressedExecutable):
         self.scratch.close()
         for constant in self._constants:
             constant.close()
-        for buffer in (*self._kept, self.arena):
-            self.target.memory.release(buffer)
+        for room in (*self._kept, *([] if self.arena is None else [self.arena])):
+            self.target.memory.free(room)
 
 
 def _as_parameter(param: Param, handle: Any) -> Any:

@@ -55,30 +55,16 @@ class OpenCLMemory:
     def __init__(self, context: Any, queue: Any, *, largest: int) -> None:
         self.context, self.queue, self.largest = context, queue, largest
         self.used = 0
-        self._sizes: dict[int, int] = {}
+        self._live: dict[int, tuple[Any, int]] = {}
 
-    # -- buffers -------------------------------------------------------------------------------------------------------
+    # -- bytes -------------------------------------------------------------------------------------------------------
 
-    def buffer(self, nbytes: int, what: str) -> Any:
-        """A buffer of undefined contents; MemoryError with the sizes where the device has no room for it."""
-        if nbytes > self.largest:
-            raise MemoryError(
-                f"{what} takes {nbytes:,} bytes; the device allows {self.largest:,} in a buffer ({self.used:,} in use)"
-            )
+    def room(self, nbytes: int, what: str) -> OpenCLTensor:
+        """So many bytes of undefined contents; MemoryError says what they were for, and the sizes."""
         try:
-            made = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes + HEADROOM)
-        except cl.Error as e:  # which class it is differs between implementations
-            raise MemoryError(f"no room for {what} of {nbytes:,} bytes, {self.used:,} in use: {e}") from e
-        self._sizes[made.int_ptr] = nbytes
-        self.used += nbytes
-        return made
-
-    def release(self, buffer: Any) -> None:
-        """Give a buffer back; one that was given back already is nothing."""
-        size = self._sizes.pop(buffer.int_ptr, None) if buffer is not None else None
-        if size is not None:
-            self.used -= size
-            buffer.release()
+            return self.allocate(TensorType((nbytes,), "u8"))
+        except MemoryError as e:
+            raise MemoryError(f"{what}: {e}") from e
 
     def fill(self, buffer: Any, start: int, nbytes: int, pattern: bytes) -> None:
         """`pattern` over and over, without waiting. `start` and `nbytes` are multiples of its length."""
@@ -100,10 +86,24 @@ class OpenCLMemory:
     # -- the contract --------------------------------------------------------------------------------------------------
 
     def allocate(self, type: TensorType) -> OpenCLTensor:
-        return OpenCLTensor(self.buffer(type.nbytes, f"a tensor {type}"), 0, type)
+        size = type.nbytes
+        if size > self.largest:
+            raise MemoryError(
+                f"{type} takes {size:,} bytes; the device allows {self.largest:,} in one buffer ({self.used:,} in use)"
+            )
+        try:
+            buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, size + HEADROOM)
+        except cl.Error as e:  # which class it is differs between implementations
+            raise MemoryError(f"the device has no {size:,} bytes for {type} ({self.used:,} in use): {e}") from e
+        self._live[id(buffer)] = buffer, size
+        self.used += size
+        return OpenCLTensor(buffer, 0, type)
 
     def free(self, handle: OpenCLTensor) -> None:
-        self.release(handle.buffer)
+        buffer, size = self._live.pop(id(handle.buffer), (None, 0))
+        if buffer is not None:  # freeing twice is nothing
+            self.used -= size
+            buffer.release()
 
     def upload(self, handle: OpenCLTensor, array: NDArray[Any]) -> None:
         """Every element of the tensor, its dtype's values in its shape; one that lies in strides is read first."""

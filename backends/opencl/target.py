@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pyopencl as cl
@@ -41,7 +42,7 @@ class OpenCLTarget(AddressedTarget):
             batch_invariant=True,
             thresholds={"candidates": (256, self.tuning.segment), "rows": (self.tuning.tile,), "n": (16,)},
         )
-        self._weights: list[OpenCLWeight] = []
+        self._weights: weakref.WeakSet[OpenCLWeight] = weakref.WeakSet()
 
     def supports(self, node: Node) -> Support:
         largest = self.device.limits["allocation"]
@@ -54,13 +55,13 @@ class OpenCLTarget(AddressedTarget):
     # -- storage -------------------------------------------------------------------------------------------------------
 
     def allocate_arena(self, nbytes: int) -> Any:
-        return self.memory.buffer(nbytes, "the values of a step")
+        return self.memory.room(nbytes, "the values of a step")
 
     def bind(self, arena: Any, offset: int, type: TensorType) -> OpenCLTensor:
         size = type.element.block_bytes
         if offset % size:
             raise ValueError(f"byte {offset} of the arena is not aligned for {type}")
-        return OpenCLTensor(arena, offset // size, type)
+        return OpenCLTensor(arena.buffer, offset // size, type)
 
     def view(self, handle: OpenCLTensor, source: TensorType, offset: int, type: TensorType) -> OpenCLTensor:
         return handle.at(offset, type)
@@ -74,7 +75,7 @@ class OpenCLTarget(AddressedTarget):
 
     def prepare_weight(self, weight: Weight) -> OpenCLWeight:
         made = OpenCLWeight(weight, self.memory)
-        self._weights.append(made)
+        self._weights.add(made)
         return made
 
     def compile(self, plan: Plan, storage: Storage) -> Executable:

@@ -3,6 +3,7 @@ is made when it is first asked for, once."""
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,15 @@ NATIVE = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
 
 
 class OpenCLWeight:
-    """`stored` and `values` put the weight on the device; MemoryError where it has no room."""
+    """`stored` and `values` put the weight on the device; MemoryError where it has no room. What was put there is given
+    back when the weight is closed or forgotten."""
 
     def __init__(self, weight: Weight, memory: OpenCLMemory) -> None:
         self.weight, self.memory = weight, memory
         self._stored: OpenCLTensor | None = None
         self._values: OpenCLTensor | None = None
+        self._held: list[OpenCLTensor] = []
+        weakref.finalize(self, _free, memory, self._held)
 
     @property
     def type(self) -> TensorType:
@@ -68,16 +72,20 @@ class OpenCLWeight:
         return self._stored
 
     def _put(self, array: NDArray[Any], type: TensorType) -> OpenCLTensor:
-        tensor = OpenCLTensor(self.memory.buffer(array.nbytes, f"weight {self.weight.name} ({self.type})"), 0, type)
-        self.memory.write(tensor.buffer, 0, array)
-        return tensor
+        room = self.memory.room(array.nbytes, f"weight {self.weight.name} ({self.type})")
+        self._held.append(room)
+        self.memory.write(room.buffer, 0, array)
+        return OpenCLTensor(room.buffer, 0, type)
 
     def close(self) -> None:
         """Give the storage back."""
-        for t in (self._stored, self._values):
-            if t is not None:
-                self.memory.release(t.buffer)
+        _free(self.memory, self._held)
         self._stored = self._values = None
+
+
+def _free(memory: OpenCLMemory, held: list[OpenCLTensor]) -> None:
+    while held:
+        memory.free(held.pop())
 
 
 class DeviceWeight:
