@@ -81,6 +81,8 @@ class State(Value):
                 f"state {self.name}: the view {start}:{stop} of axis {axis} leaves its {high - low} entries"
             )
         region = (*self.region[:axis], (low + start, low + stop), *self.region[axis + 1 :])
+        if region == self.root.region:
+            return self.root
         type = TensorType(tuple(b - a for a, b in region), self.type.dtype).with_strides(self.root.type.row_major())
         name = f"{self.name}[{axis}:{start}:{stop}]"
         made = State(self.graph, name, type, leaf="state", kind=self.kind, root=self.root, region=region)
@@ -92,7 +94,8 @@ class State(Value):
         )
 
     def covers(self, other: State) -> bool:
-        return self.root is other.root and all(
+        """Whether this region holds all of the other; of states of one name, as a rewrite copies them."""
+        return self.root.name == other.root.name and all(
             a <= c and d <= b for (a, b), (c, d) in zip(self.region, other.region, strict=True)
         )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
-from trueup.core.graph import Graph, Input, Node, Value
+from trueup.core.graph import Graph, Input, Node, State, Value
 from trueup.core.signature import Axis, Param
 from trueup.core.types import TensorType
 
@@ -40,6 +41,8 @@ class Pattern:
         self.name, self.body, self.__doc__ = name, meaning, inspect.getdoc(meaning)
         self.graph = Graph(pattern=True)
         parameters = inspect.signature(meaning).parameters.values()
+        if any(p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
+            raise ValueError(f"pattern {name}: values are plain positional parameters, attributes keyword-only ones")
         self.places = [
             Value(self.graph, p.name, None, leaf="input")  # type: ignore[arg-type]  # a pattern has no shapes
             for p in parameters
@@ -50,11 +53,17 @@ class Pattern:
         self.outs: tuple[Value, ...] = (
             returned if isinstance(returned, tuple) else () if returned is None else (returned,)
         )
+        if any(not isinstance(v, Value) or v.node is None for v in self.outs):
+            raise ValueError(f"pattern {name}: it returns {returned!r}, not what its ops compute")
         used = {v.node for n in self.graph.nodes for v in n.values}
         ends = [v.node for v in self.outs if v.node is not None] + [n for n in self.graph.nodes if n not in used]
         self.roots = list(dict.fromkeys(ends))
         if not self.roots:
             raise ValueError(f"pattern {name}: it calls no op")
+        taken = {v.name for n in self.graph.nodes for v in n.values if v.node is None}
+        taken |= {a.name for n in self.graph.nodes for a in n.attrs.values() if isinstance(a, Hole)}
+        if unused := [p.name for p in parameters if p.name not in taken]:
+            raise ValueError(f"pattern {name}: the parameter {unused[0]} is used by no op")
         mutated = {
             v
             for n in self.graph.nodes
@@ -96,12 +105,33 @@ class Pattern:
                 if leaking is not None:
                     search.note(len(b.nodes), f"{leaking!r} is used outside the pattern")
                     continue
-                if len({n.host for n in nodes}) > 1:
+                if (why := self._obstacle(b)) is not None:
+                    search.note(len(b.nodes), why)
                     continue
                 found.append(Match(self, nodes, b.values, b.attrs))
                 taken |= set(nodes)
                 break
         return found, "" if found else search.difference or f"the graph has no {self.roots[0].op.name}"
+
+    def _obstacle(self, b: _Binding) -> str | None:
+        """Why nodes that fit the pattern one by one are not what it means as a whole.
+
+        The fused node runs in the pattern's order and takes each state at one place.
+        """
+        nodes = [b.nodes[n] for n in self.graph.nodes]
+        if len({n.host for n in nodes}) > 1:
+            return f"{nodes[0]} and {nodes[-1]} are not on one side of the prologue"
+        for i, n in enumerate(nodes):
+            for m in nodes[i + 1 :]:
+                for (s, writes), (t, wrote) in product(n.effects, m.effects):
+                    if (writes or wrote) and s.overlaps(t) and n.id > m.id:
+                        return f"{m} comes before {n}, and they meet in state {t.name}"
+        places = [(b.values[v], p.mutates) for v, p in zip(self.places, self.params, strict=True)]
+        for i, (v, writes) in enumerate(places):
+            for w, wrote in places[i + 1 :]:
+                if (writes or wrote) and isinstance(v, State) and isinstance(w, State) and v.overlaps(w):
+                    return f"{v.name} and {w.name} overlap where the pattern has two states"
+        return None
 
 
 @dataclass(eq=False)
@@ -128,7 +158,7 @@ class _Search:
     """Extends a binding over a pattern's nodes; remembers the mismatch that was met deepest."""
 
     def __init__(self, by_op: Mapping[Any, list[Node]]) -> None:
-        self.by_op, self.depth, self.difference = by_op, 0, ""
+        self.by_op, self.depth, self.difference = by_op, -1, ""
 
     def note(self, depth: int, difference: str) -> None:
         if depth > self.depth:
@@ -141,6 +171,8 @@ class _Search:
         if not rest:
             yield bound
             return
+        if rest[0].op not in self.by_op:
+            self.note(len(bound.nodes), f"the graph has no {rest[0].op.name}")
         for n in self.by_op.get(rest[0].op, ()):
             yield from self.extend(bound, rest[0], n, rest[1:])
 
@@ -176,6 +208,8 @@ class _Search:
             have = node.attrs[k]
             if isinstance(want, Hole):
                 if attrs.get(want.name, have) != have:
+                    before = attrs[want.name]
+                    self.note(len(b.nodes), f"{node} has {k}={have} where {want.name} is {before} already")
                     return None
                 attrs = {**attrs, want.name: have}
             elif want != have:

@@ -45,7 +45,7 @@ def place(
             k = kernels[n] = kernel(n)
             placements[n] = Placement("reference body" if k.reference else "device", k.name)
         elif allow_fallback:
-            moved = sum(v.type.nbytes for v in (*n.values, *n.outputs) if not isinstance(v, State) and v.leaf is None)
+            moved = sum(v.type.nbytes for v in (*n.values, *n.outputs) if not isinstance(v, State) and v.data is None)
             placements[n] = Placement("fallback", n.op.name, answer.reason, moved)
         else:
             raise Refused(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from trueup.core.graph import Graph, Input, Node, State, Value
 from trueup.core.types import TensorType
 
-from .verify import verify, verify_rewrite
+from .verify import topological, verify, verify_rewrite
 
 
 class Group:
@@ -29,24 +29,39 @@ def rewrite(graph: Graph, emit: Emit, groups: Sequence[Group] = ()) -> tuple[Gra
     """
     kept, waiting = list(groups), []
     while (order := _order(graph, kept)) is None:
+        if not kept:
+            topological(graph.edges())  # which tells the cycle
         waiting.append(kept.pop(_cyclic(graph, kept)))
     new, copies = _copy_leaves(graph)
 
-    def get(v: Input) -> Input:
-        if v is None:
-            return None
-        if isinstance(v, tuple):
-            return tuple(copies[x] for x in v)
-        if isinstance(v, State) and v.root is not v and v not in copies:
+    def one(v: Value) -> Value:
+        if isinstance(v, State) and v not in copies:
             root = copies[v.root]
             assert isinstance(root, State)
-            copies[v] = State(new, v.name, v.type, leaf="state", kind=v.kind, root=root, region=v.region)
+            made = State(new, v.name, v.type, leaf="state", kind=v.kind, root=root, region=v.region)
+            copies[v] = new.regions.setdefault((root, v.region), made)
         return copies[v]
 
+    def get(v: Input) -> Input:
+        return tuple(map(one, v)) if isinstance(v, tuple) else v and one(v)
+
+    heirs: dict[Node, list[Node]] = {}
     for unit in order:
-        new._host = unit.nodes[0].host if isinstance(unit, Group) else unit.host
-        copies.update(emit(new, unit, get))
+        nodes = unit.nodes if isinstance(unit, Group) else [unit]
+        new._host = nodes[0].host
+        first = len(new.nodes)
+        results = emit(new, unit, get)
+        copies.update(results)
+        # a node that is equal to an earlier one is not recorded again
+        heirs.update(
+            dict.fromkeys(nodes, new.nodes[first:] or [v.node for v in results.values() if v.node is not None])
+        )
     new._host = False
+    for before, after in graph.constraints:
+        for a in heirs[before]:
+            for b in heirs[after]:
+                if a is not b:
+                    new.order(a, b)
     for name, v in graph.outputs.items():
         new.outputs[name] = copies[v]
     verify(new)

@@ -123,6 +123,7 @@ def test_views_of_views_count_from_the_state() -> None:
     assert buf.view(0, 1, 3).type.contiguous, "whole rows lie side by side"
     assert np.shares_memory(v.slice(a := np.zeros((4, 8, 6))), a) and v.slice(a).shape == (4, 2, 4)
     assert buf.view(1, 2, 7).view(1, 1, 3) is buf.view(1, 3, 5), "one region is one value"
+    assert buf.view(1, 0, 8).view(0, 0, 4) is buf
 
 
 @pytest.mark.parametrize(
@@ -638,7 +639,8 @@ def write_any(v: Any, s: Any) -> None: ...
 
 CHANGES: dict[str, Any] = {
     "tokens": 6, "dtype": "i64", "input_name": "ids2", "weight_name": "w2", "weight_type": "q8_0",
-    "constant_name": "c2", "constant": (1, 2, 4), "constant_dtype": "i8", "state_name": "tail2", "width": 7, "fill": -1, "state_dtype": "i32",
+    "constant_name": "c2", "constant": (1, 2, 4), "constant_dtype": "i8", "state_name": "tail2",
+    "width": 7, "fill": -1, "state_dtype": "i32",
     "paged": True, "slots": 5, "pages": 5, "page": 8, "by": 2.0, "times": 2, "view_start": 2, "region": (1, 3),
     "output_name": "z", "output_second": True, "extra_output": True, "host": True, "operands_swapped": True,
     "other_op": True, "extra_node": True, "effects_swapped": True, "constraint": True, "list_swapped": True,

@@ -96,8 +96,8 @@ def test_arrays_without_a_type(dtype: str) -> None:
 
 ROWS = {
     "one": 1, "last": -1, "first": -5, "slice": slice(1, 4), "step": slice(None, None, 2),
-    "back": slice(None, None, -1), "none": slice(2, 2), "all": slice(None), "list": [3, 0, 3], "array": np.array([[4, -1], [0, 2]]),
-    "int32": np.array([2, 2], np.int32), "empty": np.zeros(0, np.int64),
+    "back": slice(None, None, -1), "none": slice(2, 2), "all": slice(None), "list": [3, 0, 3],
+    "array": np.array([[4, -1], [0, 2]]), "int32": np.array([2, 2], np.int32), "empty": np.zeros(0, np.int64),
     "mask": np.array([True, False, True, True, False]),
 }  # fmt: skip
 
