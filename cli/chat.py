@@ -88,7 +88,11 @@ def chat(
                     break
             elif line.strip():
                 say(line, talk)
-        except (ValueError, RuntimeError, OSError, MemoryError) as e:
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            print(file=sys.stderr)
+        except Exception as e:
             if not terminal or not expected(e):
                 raise
             note(f"error: {one_line(e)}")
@@ -98,12 +102,13 @@ def chat(
 
 def say(text: str, talk: Conversation) -> None:
     """One turn: the answer on standard output as it comes."""
-    last = ""
-    for piece in talk.answer(text):
+
+    def write(piece: str) -> None:
         sys.stdout.write(piece)
         sys.stdout.flush()
-        last = piece or last
-    if not last.endswith("\n"):
+
+    talk.answer(text, write)
+    if not talk.output.text.endswith("\n"):
         print(flush=True)
     if talk.output.finish_reason != "stop":
         note({"length": "cut off: --max-tokens, or the context is full"}.get(talk.output.finish_reason, "interrupted"))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,8 @@ class Conversation:
     def _with_system(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         return [{"role": "system", "content": self.system}, *messages] if self.system else messages
 
-    def answer(self, text: str) -> Iterator[str]:
-        """Say something, and get the answer piece by piece. Ctrl-C ends the answer; what was said by then stays.
+    def answer(self, text: str, write: Callable[[str], None]) -> None:
+        """Say something; the answer goes to `write` piece by piece. Ctrl-C ends it; what was said by then stays.
 
         Where it raises, the conversation is as before.
         """
@@ -53,7 +54,10 @@ class Conversation:
         try:
             ids = chat_ids(self.engine.model, self._with_system(asked))
             held = self._align(ids)
-            yield from generate(self.engine, self.session, ids[held:], out, mark=self._checkpoint, **self.options)
+            pieces = generate(self.engine, self.session, ids[held:], out, mark=self._checkpoint, **self.options)
+            with closing(pieces):
+                for piece in pieces:
+                    write(piece)
         except KeyboardInterrupt:
             out.finish_reason = "interrupted"
         self.messages = [*asked, {"role": "assistant", "content": out.text}]

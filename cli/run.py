@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -103,14 +104,12 @@ def run(
             engine, engine.session(), ids, out,
             max_tokens=max_tokens, stop=stop, temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
         )  # fmt: skip
-        if as_json_:
-            for _ in pieces:
-                pass
-        else:
-            echoed = text if demo or echo else ""
+        echoed = text if demo or echo else ""
+        with closing(pieces):  # an interrupt may come while a piece is written
             for piece in pieces:  # the first comes when nothing can be refused any more
-                write(echoed + piece)
-                echoed = ""
+                if not as_json_:
+                    write(echoed + piece)
+                    echoed = ""
     except KeyboardInterrupt:
         if not out.prompt_tokens:  # nothing to report yet
             raise typer.Exit(INTERRUPTED) from None

@@ -33,7 +33,9 @@ def talk() -> Iterator[Conversation]:
 
 
 def said(conversation: Conversation, text: str) -> str:
-    return "".join(conversation.answer(text))
+    pieces: list[str] = []
+    conversation.answer(text, pieces.append)
+    return "".join(pieces)
 
 
 def anew(messages: list[dict[str, str]], n: int = 6) -> str:
@@ -96,6 +98,21 @@ def test_an_interrupted_answer_stays_and_the_conversation_goes_on(
         cut = said(talk, "import os")
     assert talk.output.finish_reason == "interrupted" and len(talk.output.tokens) == 2
     assert talk.messages[-1] == {"role": "assistant", "content": cut}
+    told = [*talk.messages, user("more")]
+    assert said(talk, "more") == anew(told)
+
+
+def test_an_interrupt_while_a_piece_is_written_ends_the_answer(talk: Conversation) -> None:
+    written: list[str] = []
+
+    def write(piece: str) -> None:
+        written.append(piece)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+
+    talk.answer("import os", write)
+    assert talk.output.finish_reason == "interrupted" and talk.output.output_time > 0
+    assert talk.messages[-1]["content"] == "".join(written)
     told = [*talk.messages, user("more")]
     assert said(talk, "more") == anew(told)
 
