@@ -35,6 +35,8 @@ Rows = Literal["last", "all"] | None
 """Which rows' logits a step gives: the last of each sequence, all, or none."""
 
 PLANS_KEPT = 64
+TABLE_TOKENS = 4096
+"""The narrowest block table holds this many tokens."""
 
 
 class ContextFull(ValueError):
@@ -262,10 +264,10 @@ class Engine:
         rows = [ends[i + 1] - n + np.arange(n) for i, n in enumerate(wanted)]
         widest = max(len(s.pages) for s, _, _ in work)
         shape = StepShape(
-            tokens=round_up(total),
+            tokens=self._rows(total),
             seqs=round_up(len(work)),
             blocks=self._table_width(widest),
-            outs=round_up(sum(wanted)),
+            outs=self._rows(sum(wanted)),
         )
         positions = [s.length + np.arange(n) for (s, _, _), n in zip(work, lengths, strict=True)]
         table = np.full((shape.seqs, shape.blocks), -1, np.int32)
@@ -285,9 +287,13 @@ class Engine:
         }
         return shape, inputs, wanted
 
+    def _rows(self, n: int) -> int:
+        """`n` rows with padding, of which there is none beyond the largest step."""
+        return min(round_up(n), max(n, self.batch))
+
     def _table_width(self, pages: int) -> int:
-        """Entries of the block table: 4,096 tokens' worth, then four times as much as often as needed, at most all."""
-        width = max(1, 4096 // self.capacity.page)
+        """Entries of the block table: the narrowest, four times as many as often as needed, at most all pages."""
+        width = max(1, TABLE_TOKENS // self.capacity.page)
         while width < pages:
             width *= 4
         return min(width, self.capacity.pages)
@@ -310,7 +316,7 @@ class Engine:
         if not 1 <= sequences <= tokens:
             raise ValueError(f"a step of {tokens} tokens can't be one of {sequences} sequences")
         return StepShape(
-            round_up(tokens), round_up(sequences), self._table_width(1), round_up(sequences if outs is None else outs)
+            self._rows(tokens), round_up(sequences), self._table_width(1), self._rows(sequences if outs is None else outs)
         )
 
     def plan(self, shape: StepShape) -> Plan:

@@ -117,6 +117,8 @@ class Session:
         tokens = arrays.pop("tokens", None)
         if tokens is None or tokens.ndim != 1 or tokens.dtype != np.int32 or len(tokens) > engine.context:
             raise StateError(f"{path}: its tokens are missing, malformed, or more than the context of {engine.context}")
+        if np.any((tokens < 0) | (tokens >= engine.vocab_size)):
+            raise StateError(f"{path}: holds a token outside the vocabulary of {engine.vocab_size}")
         states: dict[str, NDArray[Any]] = {k.removeprefix("state/"): v for k, v in arrays.items()}
         try:
             return cls(engine, engine.bundle.restart(states, len(tokens)), tokens.tolist())

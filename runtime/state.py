@@ -219,9 +219,8 @@ class Bundle:
     def trim(self, s: Sequence) -> None:
         """Give back the pages that lie wholly beyond the sequence's length, as a step that failed leaves them."""
         kept = -(-s.length // self.capacity.page)
-        for p in s.pages[kept:]:
-            self._give_page(p)
-        del s.pages[kept:]
+        while len(s.pages) > kept:
+            self._give_page(s.pages.pop())
 
     def _usable(self, s: Sequence) -> None:
         self._open()

@@ -1,7 +1,7 @@
 """What other implementations compute, transformers in float32 above all: logits, layers, greedy text, held-out loss.
 
-How the data was made: tests/oracle/make_reference.py. `--profile full` runs on the reference all that is by default left to
-faster backends.
+How the data was made: tests/oracle/make_reference.py. `--profile full` runs on the reference all that is by default left
+to faster backends.
 """
 
 from __future__ import annotations
