@@ -52,6 +52,25 @@ using DeltaFn = void (*)(const DeltaBlock&, float* scratch);  // scratch [dk, de
 using IndexFn = void (*)(const float* const* q, const float* weights, int64_t heads, const float* const* keys, int64_t count, int64_t d,
                          float scale, float* out);
 
+// Maps of n contiguous elements; out may be one of the inputs.
+using MapFn = void (*)(const float* x, float* out, int64_t n);
+using ScaledMapFn = void (*)(const float* x, float s, float* out, int64_t n);
+using PairMapFn = void (*)(const float* a, const float* b, float* out, int64_t n);
+using SwigluFn = void (*)(const float* gate, const float* up, float limit, float* out, int64_t n);
+using AddScaledFn = void (*)(const float* x, const float* y, float s, float* out, int64_t n);  // x + s y
+
+// out = x / sqrt(sum x^2 / divisor + eps), times weight and activation(gate) where these are given. In float64, rounded once but for
+// the activation.
+enum class Activation { none, sigmoid, silu };
+using NormFn = void (*)(const float* x, const float* weight, const float* gate, Activation activation, double divisor, double eps,
+                        float* out, int64_t n);
+
+// out = the mean over streams of sigmoid(gate[s]) normed[s].
+using HcReadFn = void (*)(const float* normed, int64_t stride, const float* gate, int64_t streams, float* out, int64_t n);
+
+// out[c] = sum_j taps[j * stride + c] x[j][c], j in order.
+using ConvolveFn = void (*)(const float* const* x, const float* taps, int64_t stride, int64_t count, float* out, int64_t n);
+
 struct Kernels {
     const char* name;
     MatmulFn matmul[format_count];
@@ -61,6 +80,16 @@ struct Kernels {
     DeltaFn delta_rule;
     int delta_width;
     IndexFn index_keys;
+    MapFn sigmoid;
+    ScaledMapFn silu;  // of s x
+    SwigluFn swiglu;
+    PairMapFn add, mul;
+    ScaledMapFn scale;
+    AddScaledFn add_scaled;
+    MapFn softmax;  // of a row
+    NormFn norm;
+    HcReadFn hc_read;
+    ConvolveFn convolve;
 };
 
 extern const Kernels portable_kernels;

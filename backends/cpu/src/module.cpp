@@ -8,4 +8,8 @@ PYBIND11_MODULE(_native, m) {
     trueup::bind_attention(m);
     trueup::bind_delta(m);
     trueup::bind_select(m);
+    trueup::bind_map(m);
+    trueup::bind_norm(m);
+    trueup::bind_conv(m);
+    trueup::bind_rope(m);
 }

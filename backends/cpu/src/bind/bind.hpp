@@ -10,5 +10,9 @@ void bind_experts(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);
 void bind_delta(pybind11::module_& m);
 void bind_select(pybind11::module_& m);
+void bind_map(pybind11::module_& m);
+void bind_norm(pybind11::module_& m);
+void bind_conv(pybind11::module_& m);
+void bind_rope(pybind11::module_& m);
 
 }  // namespace trueup

@@ -1,13 +1,14 @@
 #include "view.hpp"
 
 namespace trueup {
-namespace {
 
 std::string describe(const py::array& array) {
     std::string text = py::str(array.dtype()).cast<std::string>() + "[";
     for (py::ssize_t a = 0; a < array.ndim(); ++a) text += (a ? ", " : "") + std::to_string(array.shape(a));
     return text + "]";
 }
+
+namespace {
 
 const char* type_name(char kind, size_t size) {
     if (kind == 'f') return "float32";

@@ -54,6 +54,11 @@ public:
         return view;
     }
 
+    // float32 of any number of axes.
+    void* any(const py::array& array, const char* name, bool writable, int64_t* shape, int64_t* stride) const {
+        return inspect(array, name, "[...]", 'f', sizeof(float), static_cast<int>(array.ndim()), writable, shape, stride);
+    }
+
     // found == expected, e.g. same("x", "n", 4, "weight", 8).
     void same(const char* name, const char* axis, int64_t found, const char* other, int64_t expected) const;
 
@@ -67,6 +72,8 @@ private:
 
     const char* kernel_;
 };
+
+std::string describe(const py::array& array);  // type and shape, for messages
 
 // An optional argument: None or an array.
 inline bool given(const py::object& object) { return !object.is_none(); }

@@ -1,6 +1,11 @@
 #include "common.hpp"
 
 #if defined(__x86_64__)
+// GCC's own headers leave vectors undefined on purpose, and GCC 12 warns about it.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
 #include <immintrin.h>
 
 #if defined(__clang__)
