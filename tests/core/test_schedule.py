@@ -193,6 +193,23 @@ def test_edges_that_lack_one_are_refused(kit: Any, data: st.DataObject) -> None:
             verify_edges(g, fewer)
 
 
+def test_a_schedule_is_verified(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With edges that change between scheduling and verifying, as a faulty scheduler would see them."""
+    g, _ = every_effect(kit)
+    full, calls = Graph.edges, []
+
+    def forgetful(self: Graph) -> Edges:
+        calls.append(self)
+        return {n: set() for n in self.nodes} if len(calls) == 1 else full(self)
+
+    monkeypatch.setattr(Graph, "edges", forgetful)
+    monkeypatch.setattr(
+        "trueup.core.passes.schedule.verify_order", lambda graph, order, edges: verify_order(graph, order)
+    )
+    with pytest.raises(PlanError, match="which it must follow"):
+        schedule(g, rng=random.Random(0))
+
+
 # -- constraints -------------------------------------------------------------------------------------------------------
 
 
@@ -234,11 +251,11 @@ def test_constraints_survive_the_passes(kit: Any, kind: str) -> None:
     g.output("a", ops.mix(late, late))
     g.output("b", ops.mix(x, x))
     a, b = (v.node for v in g.outputs.values())
-    g.order(b, a)
+    g.order(a, b)
     for seed in range(20):
         ran = kit.run(
             g, getattr(kit, kind)(g), {"x": np.ones((4, 6), np.float32)}, options=PlanOptions(order_seed=seed)
         )
         outs = ran.plan.graph.outputs
-        assert ran.plan.order.index(outs["b"].node) < ran.plan.order.index(outs["a"].node)
+        assert ran.plan.order.index(outs["a"].node) < ran.plan.order.index(outs["b"].node)
     assert any(n.op.name == "contiguous" for n in ran.plan.order)
