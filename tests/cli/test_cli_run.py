@@ -15,7 +15,7 @@ import pytest
 
 import trueup as package
 from trueup.models.chat import encode_chat
-from trueup.runtime import Engine, Piece
+from trueup.runtime import Engine, Piece, Session
 
 Run = Callable[..., Any]
 GREEDY = ("--temp", 0)
@@ -66,11 +66,18 @@ def test_the_prompt_may_come_from_a_file_or_standard_input(trueup: Run, tmp_path
     assert trueup("run", "-n", 4, *GREEDY, "--echo", input=text).out.encode() == (text + expected).encode()
 
 
-def test_a_prompt_of_several_batches_is_fed_as_the_engine_feeds_it(trueup: Run) -> None:
+def test_a_prompt_of_several_batches_is_fed_as_the_engine_feeds_it(
+    trueup: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = "x = [1, 2, 3]\n" * 60
     tokens = engine().model.tokenizer.encode(prompt)
-    assert len(tokens) > engine().batch
+    batch = engine().batch
+    assert batch < len(tokens) < 2 * batch
+    fed: list[int] = []
+    feed = Session.feed
+    monkeypatch.setattr(Session, "feed", lambda self, ids, **more: (fed.append(len(ids)), feed(self, ids, **more))[1])
     done = json.loads(trueup("run", "-n", 2, *GREEDY, "--json", input=prompt).out)
+    assert fed == [batch, len(tokens) - batch, 1, 1]
     assert done["usage"]["prompt_tokens"] == len(tokens)
     assert done["tokens"] == [t for p in engine().generate(prompt, max_tokens=2) for t in p.tokens]
 
