@@ -103,8 +103,8 @@ class Session:
         try:
             with safe_open(path, framework="numpy") as f:
                 about = f.metadata() or {}
-                arrays = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118  # safe_open is no mapping
-        except (OSError, SafetensorError) as e:
+                arrays = {name: f.get_tensor(name) for name in f.keys()}  # safe_open is no mapping
+        except (OSError, TypeError, SafetensorError) as e:  # TypeError: a type that NumPy lacks
             raise StateError(f"{path}: not a saved session: {e}") from e
         if about.get("trueup_session") != FORMAT:
             raise StateError(
