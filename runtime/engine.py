@@ -30,6 +30,7 @@ from .generate import Piece, generate
 from .sampling import Sampler
 from .session import Session
 from .state import Bundle, Sequence
+from .text import StopStrings
 
 Rows = Literal["last", "all"] | None
 """Which rows' logits a step gives: the last of each sequence, all, or none."""
@@ -201,15 +202,18 @@ class Engine:
 
         A string is plain text: what looks like a special token in it is none (pass token ids, or use a chat template, where
         those are meant). Temperature 0 is greedy; `seed` makes the rest reproducible. `session` is continued, and left open;
-        without one a new one is used and closed, also when the iterator is dropped. Raises ValueError for wrong arguments,
-        ContextFull, NonFiniteLogits where the backend computed NaN.
+        without one a new one is used and closed, also when the iterator is dropped. Raises ValueError for wrong arguments
+        at once; while it is iterated ContextFull, OutOfState, NonFiniteLogits where the backend computed NaN.
         """
         sampler = Sampler(temperature, top_k, top_p, min_p, seed)
         if max_tokens is not None and max_tokens < 0:
             raise ValueError(f"max_tokens must be at least 0, got {max_tokens}")
-        ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not ids and self.model.tokenizer.bos_id is not None:
-            ids = [self.model.tokenizer.bos_id]
+        StopStrings(stop)  # wrong ones are refused now, not when the first piece is asked for
+        goes_on = session is not None and len(session) > 0
+        tokenizer = self.model.tokenizer
+        ids = tokenizer.encode(prompt, add_bos=False if goes_on else None) if isinstance(prompt, str) else list(prompt)
+        if not ids and not goes_on and tokenizer.bos_id is not None:
+            ids = [tokenizer.bos_id]
         return self._generate(ids, sampler, session, max_tokens, stop, ignore_eos)
 
     def _generate(
