@@ -53,8 +53,10 @@ class Commands(TyperGroup):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
+        windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
+        extra["windows_expand_args"] = windows_expand_args
         if not standalone_mode:
             return super().main(args, "trueup", complete_var, standalone_mode=False, **extra)
         for stream in (sys.stdout, sys.stderr):
@@ -84,7 +86,7 @@ class Commands(TyperGroup):
             return result
         except BrokenPipeError:
             with open(os.devnull, "w") as nowhere:
-                if sys.stdout is sys.__stdout__:
+                if sys.stdout is not None and sys.stdout is sys.__stdout__:
                     os.dup2(nowhere.fileno(), sys.stdout.fileno())
             raise typer.Exit(PIPE_CLOSED) from None
 

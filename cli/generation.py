@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ def generate(
     *,
     mark: Callable[[], None] | None = None,
     **options: Any,
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     """Feed a prompt and choose tokens, filling `out`; yields text. `options` are those of `Engine.generate`.
 
     The steps are those that `Engine.generate` itself would make, unless `mark` wants to be called when all of the

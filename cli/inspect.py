@@ -153,6 +153,8 @@ def memory(model: Architecture, context: int | None) -> dict[str, Any]:
     graph = model.build(StepShape(1, 1, 1, 1), Capacity(slots=1, pages=1, page=model.page_multiple))
     states: list[dict[str, Any]] = []
     for name, s in graph.states.items():
+        if s.kind is None:  # only in patterns
+            continue
         paged = isinstance(s.kind, PerToken)
         about = {
             "name": name,

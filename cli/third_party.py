@@ -62,7 +62,7 @@ def _made(cli: PluginCommands, name: str) -> Any:
     alone.callback()(lambda: None)
     alone.registered_commands = [c for c in cli.registered_commands if _name(c) == name]
     alone.registered_groups = [g for g in cli.registered_groups if g.name == name]
-    return typer.main.get_group(alone).commands[name]  # type: ignore[attr-defined]
+    return typer.main.get_group(alone).commands[name]
 
 
 def _name(command: Any) -> str:
