@@ -33,6 +33,8 @@ class Call:
     op: Op
     args: dict[str, Any]
     attrs: dict[str, Any]
+    written: dict[str, Any] | None = None
+    """The states as the call left them, where it was made by `propagate`."""
 
     def states(self) -> Iterator[tuple[Param, Array]]:
         """Arguments that are states: those that the op writes, and those in pages that it reads."""

@@ -38,4 +38,14 @@ class Bench:
             from .spaces import read
 
             return self.examiner.examine(read(rest))
-        raise KitError(f"case {case!r}: no such case")
+        if level == "effects":
+            from . import effects
+
+            return effects.examine(self.rig, effects.Program.parse(rest))
+        if level == "graph":
+            from . import graphs
+
+            return graphs.examine(self.rig, rest, self.examiner.a)
+        from . import model
+
+        return model.examine(self.rig, rest, self.examiner.a)

@@ -90,21 +90,21 @@ class Worker:
         self._errors.close()
         self.process = None
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """The answer to a request; Died where there is none. A worker that died before is started anew."""
         if self.process is None:
             self.start()
         try:
             os.write(self._ask, json.dumps(request).encode() + b"\n")
-            return self._read(self.timeout)
+            return self._read(timeout or self.timeout)
         except BrokenPipeError:
             raise self._died() from None
 
-    def judge(self, case: str) -> Verdict:
+    def judge(self, case: str, timeout: float | None = None) -> Verdict:
         """The verdict on a case. A crash and a hang are verdicts too; an error of the kit itself is raised."""
         start = time.monotonic()
         try:
-            answer = self.ask({"case": case})
+            answer = self.ask({"case": case}, timeout)
         except Died as e:
             name = "hang" if e.hung else "crash"
             return Verdict(case, FAILED, seconds=time.monotonic() - start, properties={name: Property(FAILED, str(e))})

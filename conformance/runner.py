@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,8 @@ from .levels import LEVELS, check_level
 from .process import Worker
 from .properties import FAILED, Verdict
 from .shrink import shrink
-from .spaces import find, read, text
+from .spaces import find
+from .tasks import Task, groups
 
 MINIMUM = 5
 """Cases that must have run for an op that the backend claims."""
@@ -150,53 +151,30 @@ def run(options: Options, progress: Callable[[Result], None] = lambda r: None) -
     start = time.monotonic()
     with Worker(options.spec, options.timeout) as first:
         about = first.about
-        tasks = list(_tasks(options, about))
+        o = options
+        work_groups = groups(o.levels, o.ops, o.examples, o.seed, o.model, about)
         jobs = options.jobs or (1 if about["device"]["kind"] != "cpu" else 2)
-        spare = [first, *(Worker(options.spec, options.timeout) for _ in range(min(jobs, len(tasks)) - 1))]
+        spare = [first, *(Worker(options.spec, options.timeout) for _ in range(min(jobs, len(work_groups)) - 1))]
         try:
             with ThreadPoolExecutor(len(spare)) as pool:
 
-                def work(task: Task) -> Result:
-                    worker = spare.pop()
+                def work(group: list[Task]) -> list[Result]:
+                    worker, done = spare.pop(), []
                     try:
-                        result = _work(worker, task, options)
+                        for task in group:
+                            done.append(_work(worker, task, options))
+                            progress(done[-1])
                     finally:
                         spare.append(worker)
-                    progress(result)
-                    return result
+                    return done
 
-                results = list(pool.map(work, tasks))
+                results = [r for done in pool.map(work, work_groups) for r in done]
         finally:
             for worker in spare:
                 worker.stop()
-    _nothing(results, options, about)
+    results.sort(key=lambda r: LEVELS.index(r.level))
+    _nothing(results, options)
     return Run(options, about, results, time.monotonic() - start)
-
-
-@dataclass
-class Task:
-    """The cases of one name. `must`: always met; `more`: as time allows."""
-
-    level: str
-    name: str
-    must: list[str]
-    more: list[str]
-    claimed: bool
-
-
-def _tasks(options: Options, about: dict[str, Any]) -> Iterator[Task]:
-    """What is to be run, by level and name."""
-    from .cases import drawn, explicit
-
-    claims, claimed = about["claims"], set(about["claimed"])
-    if "ops" in options.levels:
-        for name in options.ops or sorted(OPS):
-            op = OPS[name]
-            must = explicit(op, claims["thresholds"], claims["max_rows"])
-            more = drawn(op, options.examples, options.seed)
-            yield Task(
-                "ops", name, *([f"ops/{text(r)}" for r in rs] for rs in (must, more)), op.view or name in claimed
-            )
 
 
 def _work(worker: Worker, task: Task, options: Options) -> Result:
@@ -213,12 +191,12 @@ def _work(worker: Worker, task: Task, options: Options) -> Result:
         ):
             result.skipped = len(cases) - i
             break
-        verdict = worker.judge(case)
+        verdict = worker.judge(case, 10 * options.timeout if task.level == "model" else None)
         result.add(verdict)
         if verdict.outcome == FAILED:
             lost += bool({"crash", "hang"} & set(verdict.failed))
             _keep(result, verdict, worker, options)
-    if task.claimed and result.ran < min(MINIMUM, len(cases)):
+    if task.claimed and result.ran < min(MINIMUM if task.level == "ops" else 1, len(cases)):
         result.fail("cases", f"{result.ran} of {result.cases} cases ran of an op that the backend claims")
     if options.speed and task.level == "ops" and result.status == "passed":
         result.speed = worker.ask({"speed": task.name}).get("speed")
@@ -232,29 +210,31 @@ def _keep(result: Result, v: Verdict, worker: Worker, options: Options) -> None:
     alike = [f for f in result.failures if f.primary == primary]
     if alike or len(result.failures) >= KEPT:
         return
-    case = v.case
-    if result.level == "ops":
-        last = {"properties": properties}
+    last = {"properties": properties}
 
-        def fails(recipe: Any) -> bool:
-            again = worker.judge(f"ops/{text(recipe)}")
-            if primary in again.failed:
-                last["properties"] = failing(again)
-                return True
-            return False
+    def fails(case: str) -> bool:
+        again = worker.judge(case)
+        if primary in again.failed:
+            last["properties"] = failing(again)
+        return primary in again.failed
 
-        patience = 10.0 if primary != "hang" else 3 * options.timeout
-        case = "ops/" + text(shrink(read(v.case.removeprefix("ops/")), fails, seconds=patience))
-        properties = last["properties"]
+    patience = 10.0 if primary != "hang" else 3 * options.timeout
+    case = shrink(v.case, fails, seconds=patience)
+    properties = last["properties"]
     result.failures.append(Failure(case, v.case, properties))
 
 
-def _nothing(results: Iterable[Result], options: Options, about: dict[str, Any]) -> None:
+def _nothing(results: list[Result], options: Options) -> None:
     """A run in which nothing was tested is no pass."""
+    asked = set(options.levels) - {"ops"} if options.levels != LEVELS else set()
+    for level in sorted(asked):
+        mine = [r for r in results if r.level == level]
+        if mine and not any(r.ran for r in mine):
+            mine[0].fail("cases", f"the backend ran nothing of level {level}: " + "; ".join(mine[0].refusals))
     ops = [r for r in results if r.level == "ops"]
     for r in ops:
-        if r.name in options.ops and not r.ran:
-            r.fail("cases", f"0 of {r.cases} cases ran: " + "; ".join(r.refusals) or "nothing was tried")
+        if r.name in options.ops and not r.ran and not r.failed:
+            r.fail("cases", f"0 of {r.cases} cases ran: " + ("; ".join(r.refusals) or "nothing was tried"))
     if ops and not options.ops and not any(r.ran for r in ops if not OPS[r.name].view):
         ops[0].fail("cases", "the backend ran no case of any op")
 

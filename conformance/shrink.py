@@ -1,35 +1,49 @@
 """Making a failing case small: one thing at a time becomes simpler, as long as the same property still fails.
 
-Works on recipes and a judge; knows no backend. Bounded in tries and in time, since every try may crash or hang.
+Works on the lines that name cases and a judge; knows no backend. Bounded in tries and in time, since every try may
+crash or hang.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 
+from .effects import Program
 from .recipe import Recipe
-from .spaces import arguments, attribute_choices, axis_names, default, find, legal, text
+from .spaces import arguments, attribute_choices, axis_names, default, find, legal, read, text
 
 TRIES = 120
 
 
-def shrink(recipe: Recipe, fails: Callable[[Recipe], bool], *, seconds: float) -> Recipe:
-    """The simplest recipe found that still fails; `fails` judges one."""
-    end, tries, seen = time.monotonic() + seconds, 0, {text(recipe)}
+def shrink(case: str, fails: Callable[[str], bool], *, seconds: float) -> str:
+    """The simplest case found that still fails; `fails` judges one. Cases of whole models stay as they are."""
+    end, tries, seen = time.monotonic() + seconds, 0, {case}
     while True:
-        for simpler in _simpler(recipe):
-            if text(simpler) in seen:
+        for simpler in simpler_cases(case):
+            if simpler in seen:
                 continue
             if tries >= TRIES or time.monotonic() > end:
-                return recipe
-            seen.add(text(simpler))
+                return case
+            seen.add(simpler)
             tries += 1
             if fails(simpler):
-                recipe = simpler
+                case = simpler
                 break
         else:
-            return recipe
+            return case
+
+
+def simpler_cases(case: str) -> Iterator[str]:
+    """Cases that are simpler in one thing, the boldest first."""
+    level, _, rest = case.partition("/")
+    if level == "ops":
+        yield from (f"ops/{text(r)}" for r in _simpler(read(rest)))
+    elif level == "effects":
+        yield from map(str, Program.parse(rest).simpler())
+    elif level == "graph":
+        yield from (re.sub(r"tokens=\d+", f"tokens={n}", case) for n in (1, 2, 5))
 
 
 def _simpler(r: Recipe) -> Iterator[Recipe]:
