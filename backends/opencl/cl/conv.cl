@@ -99,3 +99,32 @@ kernel void tail_push(TAIL_ARGS, FAULT_ARGS)
     const long start = first_row(AT(cu), row), end = end_row(AT(cu), row, tokens);
     COPY_TAIL(slot, end - start)
 }
+
+// n-gram rows: item (t, head), head h of length m = h / per + 2 mixes the last m ids. 64-bit integers that wrap, a mod
+// that is never negative; an id that is eos, and all before it, read as eos. Exact. A table that int32 can't index is a
+// fault.
+kernel void ngram_rows(
+    long tokens, long heads, long size, long per, ROWS(int, ids), ARRAY(const int, cu), long seqs,
+    ARRAY(const int, slots), ARRAY(const long, multipliers), ARRAY(const long, offsets), ARRAY(const long, sizes),
+    ARRAY(const int, context), long slot_count, long slot_step, long row_step, long eos, ARRAY(int, out), FAULT_ARGS)
+{
+    check_sequences(AT(cu), seqs, tokens, fault, node);
+    RUN_OF_ROW(tokens, heads);
+    const long s = sequence_of(AT(cu), seqs, row);
+    const long slot = s < 0 ? -1 : slot_of(AT(cu), AT(slots), s, tokens, slot_count, fault, node);
+    const long behind = slot < 0 ? 0 : row - AT(cu)[s];
+    for (long h = first; h < last; h++) {
+        const long count = AT(sizes)[h], offset = AT(offsets)[h];
+        if (outside(count, 1, 0x80000001l, fault, node) || outside(offset, 0, 0x80000001l - count, fault, node)) continue;
+        ulong mix = slot < 0 ? 0 : (ulong)(long)*ROW(ids, row) * (ulong)AT(multipliers)[0];
+        bool cut = false;
+        for (long back = 1; back < h / per + 2 && slot >= 0; back++) {
+            const long at = size + behind - back;
+            const int id = at < size ? AT(context)[slot * slot_step + at * row_step] : *ROW(ids, row - back);
+            cut |= id == eos;
+            mix ^= (ulong)(long)(cut ? eos : id) * (ulong)AT(multipliers)[back];
+        }
+        const long left = (long)mix % count;
+        AT(out)[row * heads + h] = slot < 0 ? 0 : (int)((left < 0 ? left + count : left) + offset);
+    }
+}

@@ -8,9 +8,19 @@ from typing import Any
 from trueup.backends.opencl.executable import Recorder
 from trueup.backends.opencl.tuning import Tuning
 from trueup.core.backend import KernelTable
-from trueup.core.ops import causal_conv, delay, gated_delta_rule, trailing_mean
+from trueup.core.op import Op
+from trueup.core.ops import (
+    causal_conv,
+    chunk_delta_scan,
+    chunk_wy,
+    delay,
+    gated_delta_rule,
+    ngram_rows,
+    trailing_mean,
+)
+from trueup.core.types import TensorType
 
-from .layout import first_no, lies, rows, strides
+from .layout import first_no, lies, rows, strides, typed
 from .weights import values
 
 
@@ -84,3 +94,71 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
         args = state, state.type.shape[0], *steps, keep, tiled, scale, ctx.out
         count = max(seqs, 1) * heads * -(-dv // tuning.vector)
         ctx.items("gated_delta_rule", count, tokens, key_heads, heads, dk, dv, *given, *args, *ctx.fault)
+
+    def within(op: Op, **layouts: int) -> Any:
+        lie = lies(op, **layouts)
+        return lambda *types, chunk, **attrs: first_no(chunk >= 1 or f"chunk is {chunk}, below 1", lie(*types))
+
+    def products(
+        ctx: Recorder, x: Any, k: Any, decay: Any, cu: Any, heads: int, chunk: int, tiled: bool, whole: bool
+    ) -> Any:
+        """Products of rows within their chunks, and how much is left of a chunk's start at each row; see gdn.cl."""
+        tokens, key_heads, dk = x.type.shape
+        sizes = tokens * heads * chunk, tokens * heads
+        found = tuple(typed(ctx.scratch(4 * n), TensorType((n,))) for n in sizes)
+        args = rows(x), rows(k), rows(decay), cu, cu.type.size - 1, chunk, tiled, whole, *found
+        ctx.items("chunk_products", tokens * heads, tokens, key_heads, heads, dk, *args)
+        return found
+
+    @kernels.implements(chunk_wy, when=within(chunk_wy, k=2, v=2, decay=1, beta=1))
+    def _(ctx: Recorder, k: Any, v: Any, decay: Any, beta: Any, cu: Any, *, chunk: int, tiled: bool) -> None:
+        (tokens, key_heads, dk), (_, heads, dv) = k.type.shape, v.type.shape
+        found = products(ctx, k, k, decay, cu, heads, chunk, tiled, False)
+        args = rows(k), rows(v), rows(beta), cu, cu.type.size - 1, chunk, tiled, *found, *ctx.outs
+        count = tokens * heads * (-(-dk // tuning.vector) + -(-dv // tuning.vector))
+        ctx.items("chunk_wy", count, tokens, key_heads, heads, dk, dv, *args, *ctx.fault)
+
+    @kernels.implements(chunk_delta_scan, when=within(chunk_delta_scan, q=2, k=2, w=2, u=2, decay=1, state=3))
+    def _(
+        ctx: Recorder,
+        q: Any,
+        k: Any,
+        w: Any,
+        u: Any,
+        decay: Any,
+        cu: Any,
+        slots: Any,
+        state: Any,
+        keep: Any = None,
+        *,
+        chunk: int,
+        scale: float,
+        tiled: bool,
+    ) -> None:
+        (tokens, key_heads, dk), (_, heads, dv), seqs = q.type.shape, u.type.shape, slots.type.size
+        found = products(ctx, q, k, decay, cu, heads, chunk, tiled, True)
+        rest = typed(ctx.scratch(4 * u.type.size), u.type)
+        given = rows(q), rows(k), rows(w), rows(u), rows(decay), cu, seqs, slots, state, state.type.shape[0]
+        args = *strides(state.type)[:3], keep, chunk, tiled, scale, *found, rest, ctx.out
+        count = max(seqs, 1) * heads * -(-dv // tuning.vector)
+        ctx.items("chunk_delta_scan", count, tokens, key_heads, heads, dk, dv, *given, *args, *ctx.fault)
+
+    @kernels.implements(ngram_rows, when=lies(ngram_rows, ids=1, context=2))
+    def _(
+        ctx: Recorder,
+        ids: Any,
+        cu: Any,
+        slots: Any,
+        multipliers: Any,
+        offsets: Any,
+        sizes: Any,
+        context: Any,
+        keep: Any = None,
+        *,
+        eos: int,
+    ) -> None:
+        tokens, heads, size = ids.type.size, sizes.type.size, multipliers.type.size - 1
+        where = context, context.type.shape[0], *strides(context.type)[:2]
+        args = rows(ids, 1), cu, slots.type.size, slots, multipliers, offsets, sizes, *where, eos, ctx.out
+        ctx.flat("ngram_rows", tokens, heads, size, heads // size if size else 1, *args, *ctx.fault)
+        push(ctx, ids, cu, slots, context, keep)
