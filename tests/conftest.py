@@ -1,6 +1,7 @@
 """Hypothesis profiles, and one command for every failing case.
 
 `pytest` uses the profile `default`: the same cases at every run. `pytest --profile full` draws more, anew each time.
+`--require-backend NAME` turns skips that concern a backend into failures, for machines that must be able to run it.
 A failing property prints the command that replays its case, `pytest '<test>' --replay <version>:<case>`.
 """
 
@@ -27,6 +28,10 @@ BLOB = re.compile(r"@reproduce_failure\('([^']+)', b'([^']*)'\)")
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("trueup")
     group.addoption("--profile", choices=["default", "full"], default="default", help="how many cases hypothesis draws")
+    group.addoption(
+        "--require-backend", action="append", default=[], metavar="NAME",
+        help="a skipped test with this name in its path or parameters is a failure",
+    )  # fmt: skip
     group.addoption("--replay", metavar="VERSION:CASE", help="replay one failing case of the one selected property")
 
 
@@ -48,11 +53,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[Any]:
     report = yield
+    _require(item.config, report)
     if report.failed and call.excinfo is not None and (found := BLOB.search(_notes(call.excinfo.value))):
         report.sections.append(
             ("replay", f"python -m pytest {shlex.quote(item.nodeid)} --replay {found[1]}:{found[2]}")
         )
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
+    report = yield
+    _require(collector.config, report)
+    return report
+
+
+def _require(config: pytest.Config, report: Any) -> None:
+    """A backend that must not skip fails instead, with the reason of the skip."""
+    named = [n for n in config.getoption("--require-backend") if n in report.nodeid]
+    if report.outcome == "skipped" and named and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"backend {named[0]} is required here, but this was skipped: {report.longrepr[-1]}"
 
 
 def _notes(error: BaseException) -> str:
