@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from trueup.backends.opencl.executable import Recorder
+from trueup.backends.opencl.memory import OpenCLTensor
 from trueup.backends.opencl.tuning import Tuning
 from trueup.core.backend import KernelTable
 from trueup.core.op import Op
@@ -101,7 +102,7 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
 
     def products(
         ctx: Recorder, x: Any, k: Any, decay: Any, cu: Any, heads: int, chunk: int, tiled: bool, whole: bool
-    ) -> Any:
+    ) -> tuple[OpenCLTensor, ...]:
         """Products of rows within their chunks, and how much is left of a chunk's start at each row; see gdn.cl."""
         tokens, key_heads, dk = x.type.shape
         sizes = tokens * heads * chunk, tokens * heads
