@@ -55,6 +55,7 @@ from trueup.core.ops import (
 from trueup.core.ops.rope import mrope_components, rope_frequencies
 from trueup.core.plugins import hookimpl
 from trueup.core.state import Capacity, PerSequence, PerToken
+from trueup.core.types import TensorType
 from trueup.core.weight import Weight
 
 from .architecture import Architecture, StepInputs, StepShape, Summary, as_i64
@@ -278,7 +279,7 @@ class Qwen4Exp(Architecture):
     @classmethod
     def read(cls, keys: Keys, tensors: Tensors) -> Self:
         p = Parameters.read(keys, tensors)
-        weights = {name: tensors.take(name, shape=shape) for name, shape in tensor_shapes(p).items()}
+        weights = {name: _take(tensors, name, shape) for name, shape in tensor_shapes(p).items()}
         output = tensors.take_optional("output.weight", shape=(p.vocab_size, p.hidden))
         weights["output.weight"] = output if output is not None else weights["token_embd.weight"]
         tensors.finish()
@@ -457,6 +458,14 @@ class _Step:
             dilation=n.size,
         )
         return add(R, add(gated, split_heads(silu(c), heads=p.streams)))
+
+
+def _take(tensors: Tensors, name: str, shape: tuple[int | None, ...]) -> Weight:
+    """A tensor of this shape; converters also store a matrix of one row as a vector."""
+    if shape[0] == 1 and tensors.has(name) and tensors.file.tensors[name].shape == shape[1:]:
+        vector = tensors.take(name)
+        return Weight(name, TensorType((1, *vector.shape), vector.type.dtype), vector.data.reshape(1, -1))
+    return tensors.take(name, shape=shape)
 
 
 def tensor_shapes(p: Parameters) -> dict[str, tuple[int | None, ...]]:
