@@ -1,7 +1,7 @@
-"""Positions that repeat, as tokens of an image have them: blocks of sparse attention go by rank, their keys by position.
+"""Positions that repeat, as tokens of an image have them: blocks go by rank, their keys by position.
 
-A step gets positions of its own instead of a text's. What the indexer must have stored is computed here from the raw keys
-of single tokens, which its tail shows one by one, in plain NumPy.
+A step gets positions of its own instead of a text's. What the indexer must have stored is computed here in plain NumPy,
+from the raw keys of single tokens, which its tail shows one by one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ TEXT = list(range(12))
 POSITIONS = {
     "text": np.repeat(np.array(TEXT)[:, None], 3, 1),
     "one position for all of an image": np.repeat(np.array(IMAGE)[:, None], 3, 1),
-    "rows and columns of an image": np.array([IMAGE, [0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7], [0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 6, 7]]).T,
-}  # fmt: skip
+    "rows and columns of an image": np.array(
+        [IMAGE, [0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7], [0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 6, 7]]
+    ).T,
+}
 QSA = ("blk.2.", "blk.5.")
 
 Array = NDArray[Any]
@@ -80,20 +82,19 @@ def run(engine: Engine, size: int) -> tuple[Array, dict[str, Array], dict[str, l
     return np.concatenate(logits), states, raw
 
 
-def block_key(raw: Array, gamma: Array, position: Array, *, base: float, dims: int, sections: tuple[int, ...], eps: float) -> Array:  # fmt: skip
-    """mean of a block's raw keys, then the norm, then the rotation at `position` (time, height, width), in float64.
+def block_key(raw: Array, gamma: Array, position: Array) -> Array:
+    """Mean of a block's raw keys, then the norm, then the rotation at `position` (time, height, width), in float64.
 
-    Pair i is (i, dims/2 + i); it turns by the height where i mod 3 is 1 and i < 3 sections[1], by the width where i mod 3 is
-    2 and i < 3 sections[2], else by the time.
+    The random model turns 32 dims, by sections of 6, 5 and 5: pair i is (i, 16 + i), and turns by the height where i mod
+    3 is 1 and i < 15, by the width where i mod 3 is 2 and i < 15, else by the time.
     """
     x = raw.astype(np.float64).mean(0)
-    x = x / np.sqrt((x * x).mean() + eps) * gamma
-    out, half = x.copy(), dims // 2
-    for i in range(half):
-        which = i % 3 if i % 3 and i < 3 * sections[i % 3] else 0
-        angle = position[which] * base ** (-2 * i / dims)
-        a, b = x[i], x[half + i]
-        out[i], out[half + i] = a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)
+    x = x / np.sqrt((x * x).mean() + 1e-6) * gamma
+    out = x.copy()
+    for i in range(16):
+        angle = position[i % 3 if i < 15 else 0] * 10000.0 ** (-2 * i / 32)
+        a, b = x[i], x[16 + i]
+        out[i], out[16 + i] = a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)
     return out
 
 
@@ -108,9 +109,7 @@ def test_blocks_by_rank_keys_at_the_first_members_position(engine: Engine, posit
         assert stored.shape == (3, 64), "twelve tokens are three blocks, whatever their positions"
         for block in range(3):
             members = np.stack(raw[b][4 * block : 4 * block + 4])
-            want = block_key(
-                members, gamma, positions[4 * block], base=10000.0, dims=32, sections=(6, 5, 5, 0), eps=1e-6
-            )
+            want = block_key(members, gamma, positions[4 * block])
             np.testing.assert_allclose(stored[block], want, rtol=0, atol=2e-5, err_msg=f"{b} block {block}")
 
 
