@@ -153,6 +153,7 @@ class OpenCLExecutable(AddressedExecutable):
         self.target = target
         self.scratch = Scratch(self)
         self._nodes = {n.id: n for n in plan.order}
+        known = set(storage.prepared)
         try:
             given = [v.type.nbytes for v in (*plan.graph.inputs.values(), *_results(plan))]
             self.staging = np.zeros(sum(-(-n // ALIGN) * ALIGN for n in given), np.uint8)
@@ -164,6 +165,8 @@ class OpenCLExecutable(AddressedExecutable):
             super().__init__(plan, target, storage)
         except BaseException:
             self.close()
+            for key in storage.prepared.keys() - known:  # weights that this plan was the first to want
+                storage.prepared.pop(key)[1].close()
             raise
 
     def _keep(self, nbytes: int, what: str) -> OpenCLTensor:
