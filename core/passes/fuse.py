@@ -202,6 +202,7 @@ class _Search:
             self.note(len(b.nodes), f"{node} where the pattern has {pattern.op.name}")
             return None
         if node in b.nodes.values():
+            self.note(len(b.nodes), f"{node} where the pattern has another {pattern.op.name}")
             return None
         attrs = b.attrs
         for k, want in pattern.attrs.items():

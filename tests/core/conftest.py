@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ import pytest
 from hypothesis import strategies as st
 
 from trueup.backends.reference import ReferenceTarget
-from trueup.core.backend import AddressedTarget, Device, KernelTable, ManagedTarget, Storage, Target
+from trueup.core.backend import AddressedTarget, Device, KernelTable, ManagedTarget, Storage, Target, body_kernel
+from trueup.core.backend.kernels import Kernel
 from trueup.core.graph import Graph, State, Value
-from trueup.core.op import Op
+from trueup.core.op import Op, Operation
 from trueup.core.ops.views import contiguous
 from trueup.core.plan import Plan, PlanOptions, build_plan
 from trueup.core.state import Capacity, PerSequence
@@ -32,6 +33,11 @@ def local(signature: str, **kwargs: Any) -> Callable[[Callable[..., Any]], Op]:
     return lambda body: Op(signature, body, **kwargs)
 
 
+def in_order(x: Array) -> np.float32:
+    """The sum of the elements in row-major order: NumPy's own order depends on strides."""
+    return np.float32(np.ascontiguousarray(x).sum(dtype=np.float32))
+
+
 @local("x[...], y[...] -> out[...]")
 def mix(x: Array, y: Array) -> Array:
     return x * np.float32(0.75) - y * np.float32(0.5)
@@ -39,12 +45,17 @@ def mix(x: Array, y: Array) -> Array:
 
 @local("x[...] -> total[...], spread[...]")
 def two(x: Array) -> tuple[Array, Array]:
-    return x + np.float32(0.125), x - x.sum(dtype=np.float32) * np.float32(0.25)
+    return x + np.float32(0.125), x - in_order(x) * np.float32(0.25)
 
 
 @local("x[a, b], y[a, b] -> out[b, a]")
 def cross(x: Array, y: Array) -> Array:
     return np.ascontiguousarray((x - y[::-1] * np.float32(0.5)).T)
+
+
+@local("x[...] -> out[...]")
+def scale(x: Array, *, by: float, shift: float = 0.0) -> Array:
+    return x * np.float32(by) + np.float32(shift)
 
 
 @local("x[..., n]:any -> out[..., size]", view=True)
@@ -86,17 +97,17 @@ def stir(x: Array, s: Array) -> Array:
 
 @local("r[a, b], &w[c, d] -> out[a, b]")
 def carry(r: Array, w: Array) -> Array:
-    w[...] = w * np.float32(0.5) + r.mean(dtype=np.float32)
+    w[...] = w * np.float32(0.5) + in_order(r)
     return r + np.float32(1)
 
 
 OPS = SimpleNamespace(
-    mix=mix, two=two, cross=cross, part=part, turned=turned, back=back, folded=folded, look=look, put=put, stir=stir,
-    carry=carry,
+    mix=mix, two=two, cross=cross, scale=scale, part=part, turned=turned, back=back, folded=folded, look=look,
+    put=put, stir=stir, carry=carry,
 )  # fmt: skip
 
 
-def managed_body(op: Op) -> Callable[..., Any]:
+def managed_body(op: Operation) -> Callable[..., Any]:
     """The body as a kernel over immutable arrays: it returns the results, then the next version of what it writes."""
 
     def run(*args: Any, **attrs: Any) -> tuple[Any, ...]:
@@ -111,6 +122,14 @@ def managed_body(op: Op) -> Callable[..., Any]:
         return (*results, *(a for p, a in zip(op.params, given, strict=True) if p.mutates))
 
     return run
+
+
+def _named(name: str) -> Callable[..., Any]:
+    def kernel(*args: Any, **attrs: Any) -> Any:
+        raise AssertionError(name)
+
+    kernel.__name__ = name
+    return kernel
 
 
 def ops_of(*graphs: Graph) -> list[Op]:
@@ -137,27 +156,46 @@ class Kit:
     ops = OPS
     capacity = Capacity(slots=SLOTS, pages=4, page=4)
     width = WIDTH
+    device = DEVICE
     local = staticmethod(local)
     managed_body = staticmethod(managed_body)
 
     def reference(self, *graphs: Graph) -> Target:
         return ReferenceTarget(DEVICE)
 
-    def addressed(self, *graphs: Graph, without: tuple[Op, ...] = (), memory: Any = None) -> AddressedTarget:
-        """Bodies as kernels in an arena, results poisoned before each."""
+    def addressed(
+        self,
+        *graphs: Graph,
+        without: tuple[Op, ...] = (),
+        memory: Any = None,
+        fuse: Mapping[str, Any] = MappingProxyType({}),
+    ) -> AddressedTarget:
+        """Bodies as kernels in an arena, results poisoned before each. `fuse`: patterns by name, by their bodies."""
         table = KernelTable()
         for op in (*ops_of(*graphs), contiguous):
             if op not in without and op not in table.kernels:
                 table.body(op)
+        for name, meaning in fuse.items():
+            table.fuses(meaning)(_named(name))
+            table.kernels[table.fusions[-1]] = [Kernel(name, body_kernel(table.fusions[-1]))]
         target = AddressedTarget("addressed", DEVICE, table, memory)
         target.poison = True
         return target
 
-    def managed(self, *graphs: Graph, without: tuple[Op, ...] = (), memory: Any = None) -> ManagedTarget:
+    def managed(
+        self,
+        *graphs: Graph,
+        without: tuple[Op, ...] = (),
+        memory: Any = None,
+        fuse: Mapping[str, Any] = MappingProxyType({}),
+    ) -> ManagedTarget:
         table = KernelTable()
         for op in (*ops_of(*graphs), contiguous):
             if op not in without and op not in table.kernels:
                 table.implements(op)(managed_body(op))
+        for name, meaning in fuse.items():
+            table.fuses(meaning)(_named(name))
+            table.kernels[table.fusions[-1]] = [Kernel(name, managed_body(table.fusions[-1]))]
         return ManagedTarget("managed", DEVICE, table, memory)
 
     def targets(self, *graphs: Graph) -> list[Target]:
@@ -238,7 +276,7 @@ def random_graphs(draw: st.DrawFn, effects: bool, most: int) -> tuple[Graph, dic
             s = s.view(axis, start, start + size) if size < full else s
         return s
 
-    kinds = ["mix", "two", "cross", "part", "turned", "back", "folded"] + [
+    kinds = ["mix", "scale", "scale", "two", "cross", "part", "turned", "back", "folded"] + [
         "look",
         "put",
         "put",
@@ -250,6 +288,8 @@ def random_graphs(draw: st.DrawFn, effects: bool, most: int) -> tuple[Graph, dic
         match kind:
             case "mix" | "cross":
                 values.append(getattr(OPS, kind)(x, like(x.type.shape)))
+            case "scale":
+                values.append(scale(x, by=draw(st.sampled_from([0.5, 2.0])), shift=draw(st.sampled_from([0.0, 1.0]))))
             case "two":
                 values += two(x)
             case "part":
