@@ -9,8 +9,6 @@ anew.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trueup.cli.generation import Output, generate
 from trueup.cli.prompt import chat_ids
+from trueup.core.files import whole_file
 
 if TYPE_CHECKING:
     from trueup.runtime import Engine, Session
@@ -96,19 +95,13 @@ class Conversation:
         from safetensors.numpy import save_file
 
         path = Path(path)
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        os.close(handle)
-        try:
+        with whole_file(path) as part:
             self.session.save(part)
             with safe_open(part, framework="numpy") as f:
                 arrays = {name: f.get_tensor(name) for name in f.keys()}
                 about = dict(f.metadata())
             about[MESSAGES] = json.dumps({"system": self.system, "messages": self.messages})
             save_file(arrays, part, metadata=about)
-            os.replace(part, path)
-        except BaseException:
-            Path(part).unlink(missing_ok=True)
-            raise
 
     def load(self, path: str | Path) -> None:
         """Go on from a saved conversation. StateError where it is none, or another model's; nothing changes then."""

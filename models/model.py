@@ -43,7 +43,7 @@ class Model:
             )  # fmt: skip
         return made
 
-    @property
+    @cached_property
     def chat_template(self) -> ChatTemplate | None:
         from .chat import ChatTemplate
 

@@ -228,7 +228,14 @@ class Engine:
         used = self.session() if session is None else session  # an empty session is false
         try:
             yield from generate(
-                used, self.model, ids, sampler=sampler, max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos
+                used,
+                self.model,
+                ids,
+                sampler=sampler,
+                max_tokens=max_tokens,
+                stop=stop,
+                ignore_eos=ignore_eos,
+                going_on=session is not None,
             )
         finally:
             if session is None:
@@ -320,7 +327,10 @@ class Engine:
         if not 1 <= sequences <= tokens:
             raise ValueError(f"a step of {tokens} tokens can't be one of {sequences} sequences")
         return StepShape(
-            self._rows(tokens), round_up(sequences), self._table_width(1), self._rows(sequences if outs is None else outs)
+            self._rows(tokens),
+            round_up(sequences),
+            self._table_width(1),
+            self._rows(sequences if outs is None else outs),
         )
 
     def plan(self, shape: StepShape) -> Plan:

@@ -54,10 +54,11 @@ def generate(
     choice: int = 0,
     ignore_eos: bool = False,
     skip_special: bool = True,
+    going_on: bool = True,
 ) -> Iterator[Piece]:
     """Feed the prompt, then choose token after token; see `Engine.generate`. `choice` numbers the `n` outputs of a prompt.
 
-    When it ends by itself, everything chosen has been fed, so that the session can go on.
+    With `going_on`, everything chosen has been fed when it ends by itself, so that the session can be continued.
     """
     sampler = sampler.seeded()
     seed = sampler.seed or 0
@@ -85,7 +86,8 @@ def generate(
         text = stops.push(texts.push(token))
         yield Piece(text, (token,), (logprob,))
         if stops.stopped is not None or chosen == max_tokens:
-            session.feed([token], logits=None)
+            if going_on:
+                session.feed([token], logits=None)
             reason = "stop" if stops.stopped is not None else "length"
             break
         logits = session.feed([token])

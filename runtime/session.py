@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -12,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+from trueup.core.files import whole_file
 
 from .state import Checkpoint, Sequence, StateError
 
@@ -88,14 +88,8 @@ class Session:
             }
         arrays["tokens"] = np.asarray(self.tokens, np.int32)
         about = {"trueup_session": FORMAT, "model": self.engine.model.fingerprint}
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        os.close(handle)
-        try:
+        with whole_file(path) as part:
             save_file(arrays, part, metadata=about)
-            os.replace(part, path)
-        except BaseException:
-            Path(part).unlink(missing_ok=True)
-            raise
 
     @classmethod
     def load(cls, engine: Engine, path: Path) -> Session:
@@ -112,7 +106,8 @@ class Session:
             )
         if about.get("model") != engine.model.fingerprint:
             raise StateError(
-                f"{path}: saved by another model; its fingerprint is {about.get('model', 'missing')}, expected {engine.model.fingerprint}"
+                f"{path}: saved by another model; its fingerprint is {about.get('model', 'missing')}, "
+                f"expected {engine.model.fingerprint}"
             )
         tokens = arrays.pop("tokens", None)
         if tokens is None or tokens.ndim != 1 or tokens.dtype != np.int32 or len(tokens) > engine.context:

@@ -188,7 +188,8 @@ class Bundle:
         wanted = self._pages_wanted(work)
         if wanted > len(self.free_pages):
             raise OutOfState(
-                f"{wanted} pages of {self.capacity.page} tokens are wanted, {len(self.free_pages)} of {self.capacity.pages} are free"
+                f"{wanted} pages of {self.capacity.page} tokens are wanted, "
+                f"{len(self.free_pages)} of {self.capacity.pages} are free"
             )
         for s, tokens in work:
             for i in self._written(s, tokens):
@@ -310,5 +311,6 @@ class Bundle:
             found, want = arrays[name], kind.storage(self.capacity).element.numpy
             if found.shape != shape or found.dtype != want:
                 raise StateError(
-                    f"state {name} is {found.dtype}{list(found.shape)} in the saved state, expected {np.dtype(want)}{list(shape)}"
+                    f"state {name} is {found.dtype}{list(found.shape)} in the saved state, "
+                    f"expected {np.dtype(want)}{list(shape)}"
                 )
