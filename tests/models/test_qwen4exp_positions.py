@@ -85,8 +85,8 @@ def run(engine: Engine, size: int) -> tuple[Array, dict[str, Array], dict[str, l
 def block_key(raw: Array, gamma: Array, position: Array) -> Array:
     """Mean of a block's raw keys, then the norm, then the rotation at `position` (time, height, width), in float64.
 
-    The random model turns 32 dims, by sections of 6, 5 and 5: pair i is (i, 16 + i), and turns by the height where i mod
-    3 is 1 and i < 15, by the width where i mod 3 is 2 and i < 15, else by the time.
+    The random model turns 32 dims, by sections of 6, 5 and 5: pair i is (i, 16 + i), and turns by the height where i % 3
+    is 1 and i < 15, by the width where i % 3 is 2 and i < 15, else by the time.
     """
     x = raw.astype(np.float64).mean(0)
     x = x / np.sqrt((x * x).mean() + 1e-6) * gamma

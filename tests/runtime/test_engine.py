@@ -134,6 +134,17 @@ def test_any_split_gives_the_same_bits(make: Make, alone: Alone, ids: list[int],
     alone.check(s, np.concatenate(logits))
 
 
+def test_places_without_a_sequence(make: Make, alone: Alone, ids: list[int]) -> None:
+    """Nine sequences take a plan for ten, and its padded rows are no one's."""
+    e = make(sequences=9)
+    sessions = [e.session() for _ in range(9)]
+    for n in (1, 2):
+        work = [(s, ids[i : i + n + (i == 4)]) for i, s in enumerate(sessions)]
+        for s, logits in zip(sessions, e.step(work, logits="all"), strict=True):
+            alone.check(s, logits)
+    assert {(s.tokens, s.seqs) for s in e.plans()} == {(10, 10), (20, 10)}
+
+
 def test_other_rows_do_not_matter(make: Make, alone: Alone, ids: list[int]) -> None:
     """A sequence among noise, in every place of the step."""
     e = make(sequences=5)
