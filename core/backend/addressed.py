@@ -106,7 +106,7 @@ class AddressedExecutable(Executable):
         self.prologue = Prologue(plan, storage.host_states)
         self.handles: dict[Value, Any] = {}
         self.inputs = {name: self._allocate(v) for name, v in plan.graph.inputs.items()}
-        self.handed = {v: self._allocate(v) for v in self.prologue.results}
+        self.handed = {v: self._allocate(v) for v in self.prologue.results if v.base is None}
         self.fallbacks: list[FallbackStep] = []
         self.steps: list[Callable[[], None]] = [self._step(n) for n in plan.order if not n.op.view]
         self.outputs = {name: self.handle(v) for name, v in plan.graph.outputs.items()}
@@ -157,10 +157,11 @@ class AddressedExecutable(Executable):
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         memory = self.target.memory
+        results = self.prologue.run(inputs)
         for name, handle in self.inputs.items():
             memory.upload(handle, inputs[name])
-        for v, array in self.prologue.run(inputs).items():
-            memory.upload(self.handed[v], array)
+        for v, handle in self.handed.items():
+            memory.upload(handle, results[v])
         for step in self.steps:
             step()
         return {name: memory.download(handle) for name, handle in self.outputs.items()}

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from trueup.core.op import Op, Operation, check_results
 from trueup.core.passes.fuse import Pattern
 
@@ -31,7 +33,7 @@ class Kernel:
         if self.when is None:
             return YES
         answer = self.when(*types, **attrs)
-        if answer is True:
+        if isinstance(answer, bool | np.bool_) and answer:
             return YES
         return Support.no(answer if isinstance(answer, str) else f"{self.name}: condition not met")
 
@@ -80,13 +82,14 @@ class KernelTable:
 
 
 def body_kernel(op: Operation) -> Callable[..., None]:
-    """The op's body as a kernel that writes into `ctx.outs`."""
+    """The op's body as a kernel that writes into `ctx.outs`. A constant comes to it as an array."""
+    stored = [p.dtype == "weight" for p in op.params]
 
     def run(ctx: Any, *args: Any, **attrs: Any) -> None:
-        results = op.body(*args, **attrs)
-        results = () if results is None else results if isinstance(results, tuple) else (results,)
-        if len(results) != len(ctx.outs):
-            check_results(op, ctx.types, results)
+        given = (
+            a if s or a is None or isinstance(a, tuple) else np.asarray(a) for a, s in zip(args, stored, strict=True)
+        )
+        results = check_results(op, ctx.types, op.body(*given, **attrs))
         for out, r in zip(ctx.outs, results, strict=True):
             out[...] = r
 

@@ -138,9 +138,10 @@ class ManagedExecutable(Executable):
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         graph, memory, target = self.plan.graph, self.target.memory, self.target
+        handed = self.prologue.run(inputs)
         env = self.env = dict(self.weights)
         env.update((v, memory.array(inputs[name])) for name, v in graph.inputs.items())
-        env.update((v, memory.array(a)) for v, a in self.prologue.run(inputs).items())
+        env.update((v, memory.array(a)) for v, a in handed.items())
         for n in self.plan.order:
             if n.op.view:
                 env[n.outputs[0]] = target.run_view(n, resolve(n.inputs[0], self._get))
@@ -159,13 +160,17 @@ class ManagedExecutable(Executable):
 
     def _call(self, n: Node) -> None:
         returned = self.plan.kernels[n].run(*(resolve(g, self._get) for g in n.inputs), **n.attrs)
-        results = returned if isinstance(returned, tuple) else () if returned is None else (returned,)
+        results = tuple(returned) if isinstance(returned, tuple | list) else () if returned is None else (returned,)
         written = [s for s, writes in n.effects if writes]
         if len(results) != len(n.outputs) + len(written):
             raise TypeError(
                 f"{self.target.name}: the kernel of {n} returned {len(results)} arrays, "
                 f"expected {len(n.outputs)} results and {len(written)} states"
             )
+        for v, r in zip((*n.outputs, *written), results, strict=True):
+            if tuple(getattr(r, "shape", ())) != v.type.shape:
+                found = list(r.shape) if hasattr(r, "shape") else type(r).__name__
+                raise TypeError(f"{self.target.name}: the kernel of {n} returned {found} for {v!r}")
         self.env.update(zip(n.outputs, results, strict=False))
         for s, version in zip(written, results[len(n.outputs) :], strict=True):
             cell = self.storage.states[s.root.name]
@@ -186,4 +191,5 @@ class ManagedExecutable(Executable):
 
 
 def _device_weights(plan: Plan) -> list[Value]:
-    return [v for v in plan.graph.weights.values() if any(v in n.values for n in plan.order)]
+    used = {v for n in plan.order for v in n.values}
+    return [v for v in plan.graph.weights.values() if v in used]
