@@ -198,6 +198,12 @@ def _(shape: tuple[int, ...], rng: np.random.Generator) -> Any:
     return rng.random(shape)
 
 
+@fill("rarely")
+def _(shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+    """Between 0 and 1/64: a state that is hardly written keeps what it has, errors included."""
+    return rng.random(shape) / 64
+
+
 @fill("binary")
 def _(shape: tuple[int, ...], rng: np.random.Generator) -> Any:
     """0 and 1."""
@@ -208,6 +214,12 @@ def _(shape: tuple[int, ...], rng: np.random.Generator) -> Any:
 def _(shape: tuple[int, ...], rng: np.random.Generator) -> Any:
     """At most 0, mostly small: logarithms of a factor that forgets slowly."""
     return -(rng.random(shape) ** 4) * 4
+
+
+@fill("slow")
+def _(shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+    """Logarithms of about 0.999: errors stay for a thousand rows."""
+    return -rng.random(shape) * 2e-3
 
 
 @fill("forget")

@@ -108,6 +108,14 @@ def experts(b: Block) -> Value:
 
 
 @block
+def dense(b: Block) -> Value:
+    """A norm, a gated feed-forward layer, and the residual."""
+    x = rms_norm(b.x, b.w("norm", WIDTH, fill="chance"), eps=1e-6)
+    h = swiglu(linear(x, b.w("gate", 2 * WIDTH, WIDTH)), linear(x, b.w("up", 2 * WIDTH, WIDTH)))
+    return add(b.x, linear(h, b.w("down", WIDTH, 2 * WIDTH)))
+
+
+@block
 def delta(b: Block) -> Value:
     """A short convolution, the gated delta rule, a gated norm."""
     d, heads, kheads = 8, 4, 2

@@ -544,7 +544,8 @@ def _(j: Judged) -> Any:
             local = rel * size * (1 + g * kn**2)
             local += kn * g * (gamma(dk + 1) * size * kn + 3 * U * (np.abs(v[t]) + size * kn))
             local += 2 * U * (size + kn * np.abs(d)) + TINY * (dk + 2) * (1 + g * kn)
-            e = f * np.maximum(1, np.abs(1 - beta[t][:, None] * kn**2)) * e + 4 * local
+            grown = f * np.maximum(1, np.abs(1 - beta[t][:, None] * kn**2)) * e
+            e = np.hypot(grown, local) if _typical.get() else grown + 4 * local
             after = np.sqrt(np.sum(s * s, 1))
             out[t] = scale * (e * qn + gamma(dk + 2) * (after + e) * qn) + TINY * (dk + 1)
             if keep is not None and keep[t] >= 0:

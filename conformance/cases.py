@@ -27,6 +27,8 @@ from .spaces import (
 
 GRID = (65_535, 65_536, 65_537)
 """Rows around the largest grid dimension of GPU APIs."""
+DRIFT = 512
+"""Steps over which a state's drift is measured."""
 ROW_AXES = ("rows", "tokens", "outs")
 BUSY: dict[str, dict[str, int]] = {
     "top_k": {"candidates": 3}, "argmax": {"candidates": 3}, "linear": {"n": 2, "m": 2}, "embed": {"n": 2, "vocab": 3},
@@ -37,7 +39,14 @@ BUSY: dict[str, dict[str, int]] = {
 def explicit(op: Op, thresholds: Mapping[str, Sequence[int]], max_rows: int | None = None) -> list[Recipe]:
     """The cases that every run meets: each choice of each argument, axis and attribute; thresholds on both sides; many
     rows; wrong calls."""
-    found = [default(op), default(op, absent=frozenset()), *_choices(op), *_lays(op), *_thresholds(op, thresholds)]
+    found = [
+        default(op),
+        default(op, absent=frozenset()),
+        *_drift(op),
+        *_choices(op),
+        *_lays(op),
+        *_thresholds(op, thresholds),
+    ]
     found += [default(op, parts=n) for n in (2, 3, 4) if any(p.variadic for p in op.params)]
     found += [default(op, absent=frozenset(), fault=f) for f in space(op).faults]
     found += [r for n in GRID if max_rows is None or n <= max_rows for r in _many_rows(op, n)]
@@ -119,6 +128,15 @@ def _many_rows(op: Op, n: int) -> Iterator[Recipe]:
         yield legal(change(default(op), axes=narrow | {"tokens": n, "seqs": 1}, fills={"cu_seqlens": "few"}))
     elif axis in ROW_AXES:
         yield legal(change(default(op), axes=narrow | {axis: n}))
+
+
+def _drift(op: Op) -> Iterator[Recipe]:
+    """Many rows of one sequence, a step each, with decays that forget slowly, and with none."""
+    if op.name == "gated_delta_rule":
+        for decay, beta in (("slow", "chance"), ("zeros", "rarely")):
+            fills = {"decay": decay, "cu_seqlens": "ragged", "beta": beta, "k": "unit"}
+            axes = {"tokens": DRIFT, "seqs": 1, "dk": 16, "dv": 8, "kheads": 1, "rep": 2}
+            yield default(op, axes=axes, fills=fills).but(steps=DRIFT)
 
 
 @st.composite

@@ -7,7 +7,8 @@ says what is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.core.backend import AddressedTarget, Device, HostMemory, ManagedTarget, Storage, Target
-from trueup.core.errors import Unavailable
+from trueup.core.errors import Refused, Unavailable
 from trueup.core.graph import Graph, State, Value
 from trueup.core.ops import columns, contiguous, split_heads
 from trueup.core.passes.memory import MemoryPlan
@@ -63,6 +64,25 @@ class GuardedMemory(HostMemory):
                 if not np.array_equal(part, CANARY):
                     return f"bytes {where} a tensor {handle.dtype}{list(handle.shape)} were overwritten"
         return ""
+
+
+class Blamed(Exception):
+    """An exception that came out of the backend; `error` is it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(" ".join(f"{type(error).__name__}: {error}".split()))
+        self.error = error
+
+
+@contextlib.contextmanager
+def blame() -> Iterator[None]:
+    """Calls of the backend: what they raise is a finding, except a refusal and want of room, which are answers."""
+    try:
+        yield
+    except (Refused, MemoryError):
+        raise
+    except Exception as e:
+        raise Blamed(e) from e
 
 
 @dataclass
@@ -252,17 +272,19 @@ class Step:
     def __init__(self, rig: Rig, call: Call, options: PlanOptions = PlanOptions(fusion=False)) -> None:  # noqa: B008
         self.rig, self.call = rig, call
         self.recorded = record(call)
-        self.plan: Plan = build_plan(self.recorded.graph, rig.target, options)
+        with blame():
+            self.plan: Plan = build_plan(self.recorded.graph, rig.target, options)
         if rig.guards is not None:
             _spread(self.plan)
         memory = rig.target.memory
         self.handles: dict[str, Any] = {}
         self.exe: Any = None
         try:
-            for name, (state, _) in self.recorded.states.items():
-                self.handles[name] = memory.allocate(state.root.type)
-            roots = {s.root.name: self.handles[n] for n, (s, _) in self.recorded.states.items()}
-            self.exe = rig.target.compile(self.plan, Storage(states=roots))
+            with blame():
+                for name, (state, _) in self.recorded.states.items():
+                    self.handles[name] = memory.allocate(state.root.type)
+                roots = {s.root.name: self.handles[n] for n, (s, _) in self.recorded.states.items()}
+                self.exe = rig.target.compile(self.plan, Storage(states=roots))
         except BaseException:
             self.close()
             raise
@@ -288,11 +310,11 @@ class Step:
         poison = self.arena is not None or isinstance(self.rig.target, AddressedTarget)
         return {"written": poison, "canaries": self.rig.guards is not None}
 
-    def run(self, call: Call, poison: int = 0xFF) -> Outcome:
-        """Run on a call's values: states are uploaded first, results poisoned with this byte."""
+    def run(self, call: Call, poison: int = 0xFF, *, upload: bool = True) -> Outcome:
+        """Run on a call's values: states are uploaded first, unless they go on; results poisoned with this byte."""
         memory, target = self.rig.target.memory, self.rig.target
-        for name, (_, whole) in self.recorded.states.items():
-            memory.upload(self.handles[name], whole(call))
+        if upload:
+            self._upload(call)
         if self.arena is not None:
             _poison(self.arena, self.plan, poison)
         elif isinstance(target, AddressedTarget):
@@ -300,7 +322,8 @@ class Step:
         inputs = self.recorded.inputs(call)
         copies = {k: v.copy() for k, v in inputs.items()}
         weights = {n: w.data.data.copy() for n, w in self.recorded.graph.weights.items() if w.data is not None}
-        out = self.exe.run(inputs)
+        with blame():
+            out = self.exe.run(inputs)
         changed = next((k for k, v in inputs.items() if v.tobytes() != copies[k].tobytes()), "")
         changed = changed or next(
             (
@@ -321,6 +344,11 @@ class Step:
                 if after.tobytes() != whole(call).tobytes():
                     broken = f"state {name} was written outside the region that the op was given"
         return Outcome([np.asarray(out[r.name]) for r in call.op.results], states, broken, changed)
+
+    def _upload(self, call: Call) -> None:
+        with blame():
+            for name, (_, whole) in self.recorded.states.items():
+                self.rig.target.memory.upload(self.handles[name], whole(call))
 
     def _device_input_changed(self, fed: dict[str, Array]) -> str:
         handles = getattr(self.exe, "inputs", None)

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from trueup.core.errors import Refused
+
 from .errors import KitError
-from .harness import Rig, Spec, open_target
-from .properties import Examiner, Verdict
+from .harness import Blamed, Rig, Spec, open_target
+from .properties import FAILED, Examiner, Property, Verdict
 
 LEVELS = ("ops", "effects", "graph", "model")
 ANNOUNCED = {"speculative": "level speculative comes with speculative decoding, which this version does not have"}
@@ -34,6 +36,14 @@ class Bench:
         """Judge a case; KitError for a line that names none."""
         level, _, rest = case.partition("/")
         check_level(level)
+        try:
+            return self._run(level, rest)
+        except Blamed as e:
+            return Verdict(case, FAILED, properties={"raised": Property(FAILED, str(e))})
+        except (Refused, MemoryError) as e:
+            return Verdict(case, "limit", reason=f"{type(e).__name__}: {e}")
+
+    def _run(self, level: str, rest: str) -> Verdict:
         if level == "ops":
             from .spaces import read
 

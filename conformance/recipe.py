@@ -22,7 +22,7 @@ class Recipe:
 
     `axes`: sizes by the names in the op's signature. `dots`: the sizes of `...`. `fills`: by argument, what it holds (a
     name in `adversarial` or `indices`). `lays`: how an argument lies ("row", "columns", "heads", "same", "region").
-    `types`: element types where not the usual one. `absent`: optional arguments left out. `parts`: length of lists.
+    `types`: element types where not the usual one. `absent`: optional arguments left out. `parts`: length of lists. `steps`: above 1, the rows run as so many steps.
     `fault`: how the call breaks the op's contract, "" where it does not. `seed`: of the values.
     """
 
@@ -35,6 +35,7 @@ class Recipe:
     types: Mapping[str, str] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
     parts: int = 1
+    steps: int = 1
     fault: str = ""
     seed: int = 0
 
@@ -61,6 +62,8 @@ class Recipe:
             yield "absent", ",".join(sorted(self.absent))
         if self.parts != 1:
             yield "parts", str(self.parts)
+        if self.steps != 1:
+            yield "steps", str(self.steps)
         if self.fault:
             yield "fault", self.fault
         yield "seed", str(self.seed)
@@ -81,8 +84,8 @@ class Recipe:
                     made[TABLES[prefix]][member] = {"axis": int, "attr": _attribute}.get(prefix, str)(value)
                 elif prefix in TABLES and member:
                     made[TABLES[prefix]].pop(member, None)
-                elif key in ("seed", "parts"):
-                    made[key] = int(value or key == "parts")
+                elif key in ("seed", "parts", "steps"):
+                    made[key] = int(value or key != "seed")
                 elif key == "dots":
                     made[key] = tuple(map(int, value.split("x"))) if value else ()
                 elif key == "absent":

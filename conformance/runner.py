@@ -196,7 +196,7 @@ def _work(worker: Worker, task: Task, options: Options) -> Result:
         if verdict.outcome == FAILED:
             lost += bool({"crash", "hang"} & set(verdict.failed))
             _keep(result, verdict, worker, options)
-    if task.claimed and result.ran < min(MINIMUM if task.level == "ops" else 1, len(cases)):
+    if task.claimed and not result.skipped and result.ran < min(MINIMUM if task.level == "ops" else 1, len(cases)):
         result.fail("cases", f"{result.ran} of {result.cases} cases ran of an op that the backend claims")
     if options.speed and task.level == "ops" and result.status == "passed":
         result.speed = worker.ask({"speed": task.name}).get("speed")
@@ -221,6 +221,11 @@ def _keep(result: Result, v: Verdict, worker: Worker, options: Options) -> None:
     patience = 10.0 if primary != "hang" else 3 * options.timeout
     case = shrink(v.case, fails, seconds=patience)
     properties = last["properties"]
+    worker.stop()  # what fails must fail alone, or the command that replays it says nothing
+    alone = next((c for c in (case, v.case) if primary in worker.judge(c).failed), "")
+    if not alone:
+        properties[primary] += " (not when it runs alone: what ran before it matters)"
+    case = alone or v.case
     result.failures.append(Failure(case, v.case, properties))
 
 

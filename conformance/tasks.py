@@ -56,4 +56,4 @@ def _ops(names: Sequence[str], examples: int, seed: int, about: Mapping[str, Any
         op = OPS[name]
         must, more = explicit(op, claims["thresholds"], claims["max_rows"]), drawn(op, examples, seed)
         lines = [[f"ops/{text(r)}" for r in recipes] for recipes in (must, more)]
-        yield Task("ops", name, *lines, op.view or name in claimed)
+        yield Task("ops", name, *lines, ("contiguous" if op.view else name) in claimed)

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.core.signature import Param
+from trueup.core.types import TensorType
 from trueup.core.weight import Weight
 
-from .build import Call, is_state
+from .build import Call, build, is_state
+from .spaces import attribute_choices, change, legal
 
 Array = NDArray[Any]
 
@@ -51,6 +53,23 @@ def _take(call: Call, axis: str, pick: Any) -> dict[str, Any]:
 def rows(call: Call, index: Array) -> Call:
     """The call with rows picked by index along its row axis."""
     return Call(call.recipe, call.op, _take(call, row_axis(call), lambda a: np.ascontiguousarray(a[index])), call.attrs)
+
+
+def sibling(call: Call) -> Call:
+    """Other weights and values, and where there is one that changes no shape, another attribute."""
+    recipe = call.recipe.but(seed=call.recipe.seed + 2_000_003)
+    for name in call.op.attributes:
+        for value in attribute_choices(call.op, name):
+            if value == recipe.attrs[name]:
+                continue
+            other = legal(change(recipe, attrs={name: value}))
+            if dict(other.axes) == dict(recipe.axes) and _shapes(made := build(other)) == _shapes(call):
+                return made
+    return build(recipe)
+
+
+def _shapes(call: Call) -> list[str]:
+    return [str(TensorType.of(a)) for a in call.args.values() if a is not None and not isinstance(a, tuple)]
 
 
 def alone(call: Call, s: int) -> Call:

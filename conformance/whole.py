@@ -13,7 +13,7 @@ from trueup.core.graph import Graph
 from trueup.core.plan import Plan, PlanOptions, build_plan
 from trueup.core.state import PerSequence
 
-from .harness import Rig
+from .harness import Rig, blame
 
 Array = NDArray[Any]
 
@@ -36,7 +36,8 @@ class WholeGraph:
     def __init__(self, rig: Rig, graph: Graph, options: PlanOptions) -> None:
         """Refused where the target refuses a node and `options` allow no fallback."""
         self.rig, self.graph = rig, graph
-        self.plan: Plan = build_plan(graph, rig.target, options)
+        with blame():
+            self.plan: Plan = build_plan(graph, rig.target, options)
         on_host, memory = graph.host_states, rig.target.memory
         self.memories = {n: HostMemory() if n in on_host else memory for n in graph.states}
         self.handles: dict[str, Any] = {}
@@ -44,13 +45,12 @@ class WholeGraph:
         try:
             for name, s in graph.states.items():
                 self.handles[name] = self.memories[name].allocate(s.type)
-            self.exe = rig.target.compile(
-                self.plan,
-                Storage(
-                    {n: h for n, h in self.handles.items() if n not in on_host},
-                    {n: h for n, h in self.handles.items() if n in on_host},
-                ),
+            storage = Storage(
+                {n: h for n, h in self.handles.items() if n not in on_host},
+                {n: h for n, h in self.handles.items() if n in on_host},
             )
+            with blame():
+                self.exe = rig.target.compile(self.plan, storage)
         except BaseException:
             self.close()
             raise
@@ -69,7 +69,8 @@ class WholeGraph:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """One step; its outputs."""
-        return {k: np.asarray(v) for k, v in self.exe.run(inputs).items()}
+        with blame():
+            return {k: np.asarray(v) for k, v in self.exe.run(inputs).items()}
 
     def states(self) -> dict[str, Array]:
         return {n: self.memories[n].download(h) for n, h in self.handles.items()}
