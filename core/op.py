@@ -192,7 +192,7 @@ class Op:
     def _array(self, p: Param, x: Any) -> Any:
         """What NumPy makes of an argument; ArgumentError where trueup has no type for it."""
         try:
-            array = x if isinstance(x, np.ndarray | Weight) else np.asarray(x)
+            array = x if isinstance(x, Weight) and p.dtype == "weight" else np.asarray(x)
             TensorType.of(array)
         except (TypeError, ValueError) as e:
             raise ArgumentError(f"{self.name}: {p.name} must be {p.dtype or 'f32'}{p.axes_text}, got {e}") from None
@@ -234,6 +234,17 @@ def op(signature: str, *, view: bool = False) -> Callable[[Callable[..., Any]], 
 
 def _fits(value: Any, want: type) -> bool:
     return type(value) is want or (want is float and type(value) is int)
+
+
+def body_arguments(op: Operation, args: Sequence[Any]) -> list[Any]:
+    """Arguments as an op's body takes them: a stored weight where the signature says `:weight`, else arrays."""
+    if not isinstance(op, Op):  # a fusion's body calls ops, which see to it themselves
+        return list(args)
+
+    def plain(x: Any) -> Any:
+        return tuple(map(plain, x)) if isinstance(x, tuple) else x if x is None else np.asarray(x)
+
+    return [x if p.dtype == "weight" else plain(x) for p, x in zip(op.params, args, strict=True)]
 
 
 def check_results(op: Operation, expected: Sequence[TensorType], out: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trueup.core.errors import ArgumentError
 from trueup.core.graph import Input, Node, State, Value
-from trueup.core.op import check_results
+from trueup.core.op import body_arguments, check_results
 from trueup.core.plan import Plan
 from trueup.core.types import TensorType
 
@@ -34,7 +34,7 @@ def stored(leaf: Value) -> Any:
 
 def run_body(node: Node, get: Callable[[Value], Any]) -> tuple[Any, ...]:
     """The node's results by its op's body, checked against the inferred types. States are mutated in place."""
-    out = node.op.body(*(resolve(g, get) for g in node.inputs), **node.attrs)
+    out = node.op.body(*body_arguments(node.op, [resolve(g, get) for g in node.inputs]), **node.attrs)
     return check_results(node.op, [o.type for o in node.outputs], out)
 
 
@@ -108,7 +108,7 @@ class FallbackStep:
             elif isinstance(g, State):
                 args[i] = taken[g]
         types = [o.type for o in node.outputs]
-        results = check_results(node.op, types, node.op.body(*args, **node.attrs))
+        results = check_results(node.op, types, node.op.body(*body_arguments(node.op, args), **node.attrs))
         for o, r in zip(node.outputs, results, strict=True):
             self.memory.upload(self.handle(o), r)
             self.bytes += r.nbytes

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.core.op import Op, Operation, check_results
+from trueup.core.op import Op, Operation, body_arguments, check_results
 from trueup.core.passes.fuse import Pattern
 
 from .contract import YES, Support
@@ -82,14 +82,10 @@ class KernelTable:
 
 
 def body_kernel(op: Operation) -> Callable[..., None]:
-    """The op's body as a kernel that writes into `ctx.outs`. A constant comes to it as an array."""
-    stored = [p.dtype == "weight" for p in op.params]
+    """The op's body as a kernel that writes into `ctx.outs`."""
 
     def run(ctx: Any, *args: Any, **attrs: Any) -> None:
-        given = (
-            a if s or a is None or isinstance(a, tuple) else np.asarray(a) for a, s in zip(args, stored, strict=True)
-        )
-        results = check_results(op, ctx.types, op.body(*given, **attrs))
+        results = check_results(op, ctx.types, op.body(*body_arguments(op, args), **attrs))
         for out, r in zip(ctx.outs, results, strict=True):
             out[...] = r
 

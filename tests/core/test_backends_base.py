@@ -1,4 +1,4 @@
-"""The base classes of backends: what a fallback moves, to the byte; where arrays lie; states as versions; the prologue."""
+"""The base classes of backends: what a fallback moves, to the byte; where arrays lie; versions of states; prologue."""
 
 from __future__ import annotations
 
@@ -221,6 +221,15 @@ def test_two_regions_of_one_state_are_both_written(kit: Any) -> None:
     assert r.memory.read == [((0, 1, 2, 3, 4), 120)] and r.memory.written == [((0, 1, 2, 3, 4), 120)]
 
 
+def test_regions_of_other_rows_of_one_state(kit: Any) -> None:
+    g = Graph(CAPACITY)
+    s = g.state("s", PerSequence((6,)))
+    g.output("y", kit.ops.carry(s.view(0, 0, 2), s.view(0, 3, 5)))
+    r = Recorder(kit, g)
+    r.run()
+    assert r.memory.read == [((0, 1, 3, 4), 96)] and r.memory.written == [((3, 4), 48)]
+
+
 @pytest.mark.parametrize("width", [(0,), (0, 3), ()])
 def test_narrow_states(kit: Any, width: tuple[int, ...]) -> None:
     """Width 0, as the tail of a convolution of one tap; and a number for each slot."""
@@ -351,7 +360,24 @@ def test_weights_and_constants_are_read_as_the_host_holds_them(kit: Any) -> None
         assert ran.bits == want.bits
     assert ran.executable.fallback_bytes == 12 + 3 * 32 * 4 + 12 + 12 + 2 * 12
     for make in (kit.addressed, kit.managed):
-        assert kit.run(g, make(g), inputs).bits == want.bits, "nor may a body as a kernel see a constant as a weight"
+        assert kit.run(g, make(g), inputs).bits == want.bits, "and so does a body as a kernel"
+
+
+def test_a_weight_at_a_plain_parameter_is_an_array(kit: Any) -> None:
+    @kit.local("x[a, b] -> out[a, b]")
+    def clipped(x: Any) -> Any:
+        return x.clip(0, 2)
+
+    g = Graph()
+    w, c = g.weight(Weight.of("w", np.full((2, 3), 3, np.float32))), g.constant("c", np.ones((2, 3), np.float32))
+    with g.prologue():
+        host = clipped(w)
+    g.output("y", kit.ops.mix(kit.ops.mix(clipped(w), clipped(c)), host))
+    assert clipped(w.data).max() == 2
+    want = kit.run(g, kit.reference(), {}).bits
+    for make in (kit.addressed, kit.managed):
+        assert kit.run(g, make(g), {}).bits == want
+        assert kit.run(g, make(), {}, options=FALLBACK).bits == want
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
