@@ -59,7 +59,7 @@ from trueup.core.types import TensorType
 from trueup.core.weight import Weight
 
 from .architecture import Architecture, StepInputs, StepShape, Summary, as_i64
-from .gguf import Keys, Tensors
+from .gguf import Keys, RowTable, Tensors
 
 ROUTER_FLOOR = 6.103515625e-5  # the smallest normal float16: what the sum of the chosen probabilities is clamped at
 
@@ -283,6 +283,8 @@ class Qwen4Exp(Architecture):
         output = tensors.take_optional("output.weight", shape=(p.vocab_size, p.hidden))
         weights["output.weight"] = output if output is not None else weights["token_embd.weight"]
         tensors.finish()
+        if p.ngram is not None:
+            weights["per_layer_token_embd.weight"] = RowTable(weights["per_layer_token_embd.weight"])
         return cls(p, weights)
 
     def summary(self) -> Summary:

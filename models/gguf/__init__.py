@@ -6,6 +6,7 @@ from .errors import GGUFError, UnsupportedTypeError
 from .file import GGUFFile, open_gguf
 from .keys import Keys
 from .strings import StringArray
+from .table import RowTable
 from .tensors import Tensors
 
-__all__ = ["GGUFError", "GGUFFile", "Keys", "StringArray", "Tensors", "UnsupportedTypeError", "open_gguf"]
+__all__ = ["GGUFError", "GGUFFile", "Keys", "RowTable", "StringArray", "Tensors", "UnsupportedTypeError", "open_gguf"]
