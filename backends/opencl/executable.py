@@ -270,7 +270,7 @@ def _as_parameter(param: Param, handle: Any) -> Any:
 
 
 def _results(plan: Plan) -> list[Value]:
-    return [o for n in plan.prologue for o in n.outputs]
+    return [o for n in plan.prologue for o in n.outputs if o.base is None]
 
 
 def _owned(raw: NDArray[np.uint8], handle: OpenCLTensor) -> NDArray[Any]:

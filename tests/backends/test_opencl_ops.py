@@ -206,6 +206,17 @@ def test_window_and_unselected_attention(target: OpenCLTarget) -> None:
         check(target, ops.attention, args, scale=0.2, every=1, block=1, window=window)
 
 
+def test_attention_over_many_entries(target: OpenCLTarget) -> None:
+    """More than are scored at a time; the largest scores come late, so that all before must fade."""
+    q, keys, values = f32(2, 2, 16), f32(30, 8, 1, 16), f32(30, 8, 1, 19)
+    keys *= np.linspace(0.1, 3, 30, dtype=np.float32)[:, None, None, None]
+    table = R.permutation(30).astype(np.int32)[None]
+    picks = R.permutation(59)[None, :40].repeat(2, 0).astype(np.int32)
+    for selected, block in ((None, 1), (picks, 4)):
+        args = [q, keys, values, i32(0, 2), i32(236), np.sort(table), selected]
+        check(target, ops.attention, args, scale=1.0, every=1, block=block, window=0)
+
+
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
@@ -236,11 +247,12 @@ def test_products_with_a_stored_type(target: OpenCLTarget, dtype: str) -> None:
     check(target, ops.linear, [f32(3, 256), stored(dtype, 10, 256)])
 
 
-def test_all_halves_are_read_as_they_are(target: OpenCLTarget) -> None:
-    """Every float16: denormals, infinities, NaN."""
-    bits = np.arange(1 << 16, dtype=np.uint16).reshape(64, -1)
+@pytest.mark.parametrize("columns", [8, 1024])
+def test_all_halves_are_read_as_they_are(target: OpenCLTarget, columns: int) -> None:
+    """Every float16: denormals, infinities, NaN; one by one and 16 together."""
+    bits = np.arange(1 << 16, dtype=np.uint16).reshape(-1, columns)
     w = Weight("w", TensorType(bits.shape, "f16"), bits.view(np.uint8))
-    ((got,), _) = run(target, ops.embed, [w, np.arange(64, dtype=np.int32)])
+    ((got,), _) = run(target, ops.embed, [w, np.arange(len(bits), dtype=np.int32)])
     np.testing.assert_array_equal(got, bits.view(np.float16).astype(np.float32))
 
 
@@ -276,14 +288,17 @@ def test_more_rows_than_an_old_grid_has(target: OpenCLTarget, rows: int) -> None
 
 
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 5000, 1), (1, 40_000, 300), (3, 2050, 2050), (2, 3000, 2051)])
-@pytest.mark.parametrize("order", ["random", "equal", "few", "nan", "masked", "close"])
+@pytest.mark.parametrize("order", ["random", "equal", "few", "zeros", "nan", "masked", "close"])
 def test_top_k_of_long_rows(target: OpenCLTarget, rows: int, n: int, k: int, order: str) -> None:
     """B02, B03, B05: every regime, ties on both sides of every cut, values that differ in their last bits alone."""
     x = f32(rows, n)
     if order in ("equal", "few"):
         x = R.integers(0, 1 if order == "equal" else 3, (rows, n)).astype(np.float32)
     elif order in ("nan", "masked"):
-        x[R.random((rows, n)) < 0.7] = -np.nan if order == "nan" else -np.inf
+        x[R.random((rows, n)) < 0.7] = np.nan if order == "nan" else -np.inf
+        x[:, ::3] = np.copysign(x[:, ::3], -1)  # NaN of either sign
+    elif order == "zeros":  # -0 ties with 0
+        x = np.where(x > 0, np.float32(0), np.float32(-0.0))
     elif order == "close":
         x = (0x3F800000 + R.integers(0, 64, (rows, n))).astype(np.uint32).view(np.float32)
     check(target, ops.top_k, [x], k=k)

@@ -61,9 +61,6 @@ def strides(type: TensorType) -> tuple[int, ...]:
     return type.strides or type.row_major()
 
 
-Check = Callable[[TensorType], bool]
-
-
 def lies(op: Op, **layouts: int) -> Callable[..., Any]:
     """A condition: the named arguments are rows over so many leading axes (negative: of all but so many), states have
     their last axes in one piece from that axis on, everything else is contiguous."""
