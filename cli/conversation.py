@@ -92,7 +92,7 @@ class Conversation:
     def save(self, path: str | Path) -> None:
         """Write state and messages to one file, a saved session with messages in its metadata; whole or not at all."""
         from safetensors import safe_open
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         path = Path(path)
         with whole_file(path) as part:
@@ -101,7 +101,7 @@ class Conversation:
                 arrays = {name: f.get_tensor(name) for name in f.keys()}
                 about = dict(f.metadata())
             about[MESSAGES] = json.dumps({"system": self.system, "messages": self.messages})
-            save_file(arrays, part, metadata=about)
+            part.write_bytes(save(arrays, metadata=about))
 
     def load(self, path: str | Path) -> None:
         """Go on from a saved conversation. StateError where it is none, or another model's; nothing changes then."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from trueup.core.files import whole_file
 
@@ -89,7 +89,7 @@ class Session:
         arrays["tokens"] = np.asarray(self.tokens, np.int32)
         about = {"trueup_session": FORMAT, "model": self.engine.model.fingerprint}
         with whole_file(path) as part:
-            save_file(arrays, part, metadata=about)
+            part.write_bytes(save(arrays, metadata=about))
 
     @classmethod
     def load(cls, engine: Engine, path: Path) -> Session:
