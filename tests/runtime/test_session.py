@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from trueup.runtime import Engine, OutOfState, Session, StateError
-from trueup.runtime import session as session_module
 
 Make = Callable[..., Engine]
 
@@ -182,11 +181,13 @@ def test_a_save_that_fails_leaves_the_old_file(saved: Any, monkeypatch: pytest.M
     _, s, path = saved
     old = path.read_bytes()
 
-    def full(arrays: Any, name: str, metadata: Any) -> None:
-        Path(name).write_bytes(b"half")
+    write = Path.write_bytes
+
+    def full(self: Path, data: bytes) -> int:
+        write(self, data[: len(data) // 2])
         raise OSError("no space left")
 
-    monkeypatch.setattr(session_module, "save_file", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="no space left"):
         s.save(path)
     assert path.read_bytes() == old
