@@ -16,6 +16,7 @@ import functools
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -28,8 +29,11 @@ import pluggy
 
 from .backend import API, Backend, Device
 from .errors import Unavailable
+from .op import OPS, Op
 
 GROUP = "trueup"
+ANSWER = "trueup-probe "
+"""Begins the line on which the probing process answers."""
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 """Marks a plugin's hook implementations."""
@@ -77,7 +81,7 @@ class Plugin:
     provides: dict[str, list[str]] = field(default_factory=dict)
 
     def fail(self, reason: str) -> None:
-        self.status, self.reason = "broken", " ".join(reason.split())
+        self.status, self.reason, self.provides = "broken", " ".join(reason.split()), {}
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,8 @@ class PluginHost:
     def load(self, *, third_party: bool = True) -> PluginHost:
         """Load what is not loaded yet: the plugins in the tree, then, unless told otherwise, the others."""
         left = []
-        for point in self._points:
+        while self._points:  # a plugin may ask for plugins while it is imported
+            point = self._points.pop(0)
             if _dist(point) == "trueup" or third_party:
                 self._load(point)
             else:
@@ -124,20 +129,23 @@ class PluginHost:
         return self
 
     def _load(self, point: EntryPoint) -> None:
-        dist, version = _dist(point), point.dist.version if point.dist else "?"
+        dist, version = _dist(point), (point.dist and point.dist.version) or "?"
         plugin = Plugin(point.name, point.value, dist, version)
         self.plugins.append(plugin)
         if dist != "trueup" and self._allowed is not None and point.name not in self._allowed:
             plugin.status, plugin.reason = "blocked", "not on the allow-list TRUEUP_PLUGINS"
             return
-        if any(p.name == point.name and p.status == "ok" and p is not plugin for p in self.plugins):
+        others = [p for p in self.plugins if p.name == point.name and p is not plugin]
+        if any(p.status == "ok" or p.dist == "trueup" for p in others):
             plugin.fail(f"the plugin name '{point.name}' is taken")
             return
+        ops = set(OPS)
         try:
             module = point.load()
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # a plugin may even call sys.exit while it is imported
+            _forget_ops(ops)
             plugin.fail(f"import failed: {_text(e)}")
             return
         try:
@@ -147,16 +155,27 @@ class PluginHost:
                 raise ValueError(
                     f"unknown hook {unknown[0]}; known are {', '.join(n for n in dir(Hooks) if n[:7] == 'trueup_')}"
                 )
+            for hook in (n for n in dir(module) if n.startswith("trueup_")):
+                if self._manager.parse_hookimpl_opts(module, hook) is None:
+                    raise TypeError(f"{hook} is not marked with @hookimpl")
             accepted = self._collect(plugin, module)
         except KeyboardInterrupt:
             raise
         except BaseException as e:
-            if self._manager.has_plugin(point.name):
-                self._manager.unregister(name=point.name)
-            plugin.fail(_text(e))
+            _forget_ops(ops)
+            self._drop(plugin, _text(e))
             return
         for table, name, made in accepted:
             table[name] = (made, plugin)
+
+    def _drop(self, plugin: Plugin, reason: str) -> None:
+        """Record a plugin as broken and keep nothing of it."""
+        if self._manager.has_plugin(plugin.name):
+            self._manager.unregister(name=plugin.name)
+        for table in (self.backends, self.architectures, self.drafters):
+            for name in [n for n, (_, owner) in table.items() if owner is plugin]:
+                del table[name]
+        plugin.fail(reason)
 
     def _collect(self, plugin: Plugin, module: Any) -> list[tuple[dict[str, Any], str, Any]]:
         """What the plugin's hooks return, checked as a whole: a plugin brings all of it or nothing."""
@@ -166,9 +185,12 @@ class PluginHost:
             ("trueup_architectures", self.architectures, _named),
             ("trueup_drafters", self.drafters, _named),
         ]
+        tree = {p.name for p in self.plugins if p.dist == "trueup" != plugin.dist}
         for hook, table, check in kinds:
             for made in self._call(module, hook):
                 name = check(made)
+                if table is self.backends and name in tree and name not in table:
+                    raise ValueError(f"the name '{name}' is taken by trueup, whose plugin {name} is broken")
                 if name in table:
                     owner = table[name][1]
                     raise ValueError(
@@ -179,14 +201,14 @@ class PluginHost:
                 accepted.append((table, name, made))
                 plugin.provides.setdefault(hook.removeprefix("trueup_"), []).append(name)
         for made in self._call(module, "trueup_ops"):
+            if not isinstance(made, Op):
+                raise TypeError(f"trueup_ops must return ops, got {made!r}")
             plugin.provides.setdefault("ops", []).append(made.name)
         return accepted
 
     def _call(self, module: Any, hook: str) -> list[Any]:
         if not hasattr(module, hook):
             return []
-        if self._manager.parse_hookimpl_opts(module, hook) is None:
-            raise TypeError(f"{hook} is not marked with @hookimpl")
         made = getattr(module, hook)()
         if not isinstance(made, list | tuple):
             raise TypeError(f"{hook} must return a list, got {type(made).__name__}")
@@ -204,7 +226,8 @@ class PluginHost:
         if broken:
             p = broken[0]
             raise Unavailable(f"backend {name}: plugin {p.name} ({p.dist} {p.version}) is {p.status}: {p.reason}")
-        raise Unavailable(f"there is no backend '{name}'; known are {', '.join(sorted(self.backends))}")
+        others = "".join(f"; plugin {p.name} is {p.status}: {p.reason}" for p in self.plugins if p.status != "ok")
+        raise Unavailable(f"there is no backend '{name}'; known are {', '.join(sorted(self.backends))}{others}")
 
     def architecture(self, name: str) -> Any:
         """The architecture class for a GGUF's `general.architecture`, or None."""
@@ -226,7 +249,7 @@ class PluginHost:
             except KeyboardInterrupt:
                 raise
             except BaseException as e:
-                plugin.fail(f"trueup_commands failed: {_text(e)}")
+                self._drop(plugin, f"trueup_commands failed: {_text(e)}")
                 cli.registered_commands, cli.registered_groups = commands, groups
                 continue
             added = cli.registered_commands[len(commands) :] + cli.registered_groups[len(groups) :]
@@ -250,19 +273,21 @@ class PluginHost:
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "trueup.core.probe", name],
+                stdin=subprocess.DEVNULL,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="replace",  # a driver may print anything
                 timeout=timeout,
                 check=False,
             )
         except subprocess.TimeoutExpired:
             return [], f"its driver did not answer within {timeout:g} s"
-        try:
-            answer = json.loads(done.stdout.splitlines()[-1])
-        except (IndexError, ValueError):
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            return [], f"its driver ended the probing process with code {done.returncode}: {last}"
-        return [_device(d) for d in answer["devices"]], answer["reason"]
+        for line in reversed(done.stdout.splitlines()):  # a driver may print after the answer
+            if line.startswith(ANSWER):
+                answer = json.loads(line.removeprefix(ANSWER))
+                return [_device(d) for d in answer["devices"]], answer["reason"]
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return [], f"its driver ended the probing process with {_ending(done.returncode)}: {last}"
 
 
 @functools.cache
@@ -279,13 +304,16 @@ def list_backends() -> list[BackendInfo]:
 def ask_devices(cls: type[Backend]) -> tuple[list[Device], str]:
     """A backend's devices, or the reason why there are none."""
     try:
-        devices = cls().devices()
+        devices = list(cls().devices())
     except Unavailable as e:
-        return [], str(e)
+        return [], str(e) or "it gives no reason"
     except KeyboardInterrupt:
         raise
     except BaseException as e:
         return [], f"devices() failed: {_text(e)}"
+    wrong = [d for d in devices if not isinstance(d, Device)]
+    if wrong:
+        return [], f"devices() must list trueup.core.backend.Device, got {wrong[0]!r}"
     return devices, "" if devices else "no device"
 
 
@@ -322,7 +350,21 @@ def _named(made: Any) -> str:
 
 
 def _dist(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else "?"
+    return (point.dist and point.dist.name) or "?"
+
+
+def _forget_ops(known: set[str]) -> None:
+    """Take back what a plugin defined. Ops of the tree stay: a plugin may have been the first to import them."""
+    for name in OPS.keys() - known:
+        if not OPS[name].body.__module__.startswith("trueup."):
+            del OPS[name]
+
+
+def _ending(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"code {code}"
 
 
 def _command_name(registered: Any) -> str:

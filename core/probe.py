@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 
-from .plugins import ask_devices, device_json, host
+from .plugins import ANSWER, ask_devices, device_json, host
 
 
 def main(name: str) -> None:
-    """Print `{"devices": […], "reason": "…"}` on the last line of standard output."""
+    """Print a line of its own: `ANSWER` and `{"devices": […], "reason": "…"}`."""
     devices, reason = ask_devices(type(host().backend(name)))
-    print(json.dumps({"devices": [device_json(d) for d in devices], "reason": reason}))
+    answer = json.dumps({"devices": [device_json(d) for d in devices], "reason": reason})
+    print(f"\n{ANSWER}{answer}", flush=True)
 
 
 if __name__ == "__main__":
