@@ -105,14 +105,21 @@ class AddressedExecutable(Executable):
         self.arena = target.allocate_arena(plan.memory.arena)
         self.prologue = Prologue(plan, storage.host_states)
         self.handles: dict[Value, Any] = {}
-        self.inputs = {name: self._allocate(v) for name, v in plan.graph.inputs.items()}
-        self.handed = {v: self._allocate(v) for v in self.prologue.results if v.base is None}
+        self.owned: list[Any] = []
+        """Handles to give back: of inputs, of what the prologue hands over, and of constants."""
         self.fallbacks: list[FallbackStep] = []
-        self.steps: list[Callable[[], None]] = [self._step(n) for n in plan.order if not n.op.view]
-        self.outputs = {name: self.handle(v) for name, v in plan.graph.outputs.items()}
+        try:
+            self.inputs = {name: self._allocate(v) for name, v in plan.graph.inputs.items()}
+            self.handed = {v: self._allocate(v) for v in self.prologue.results if v.base is None}
+            self.steps: list[Callable[[], None]] = [self._step(n) for n in plan.order if not n.op.view]
+            self.outputs = {name: self.handle(v) for name, v in plan.graph.outputs.items()}
+        except BaseException:
+            self.close()
+            raise
 
     def _allocate(self, v: Value) -> Any:
         handle = self.handles[v] = self.target.memory.allocate(v.type)
+        self.owned.append(handle)
         return handle
 
     def handle(self, v: Value) -> Any:
@@ -126,7 +133,10 @@ class AddressedExecutable(Executable):
             root = self.storage.states[v.root.name]
             return root if v.root is v else self.target.state_view(root, v)
         if v.data is not None:
-            return self.storage.leaf(v, self.target)
+            prepared = self.storage.leaf(v, self.target)
+            if v.leaf == "constant":
+                self.owned.append(prepared)
+            return prepared
         offset = self.plan.memory.offsets.get(v.storage)
         if offset is None:
             return self.target.view(self.handle(v.storage), v.storage.type, v.offset, v.type)
@@ -167,5 +177,5 @@ class AddressedExecutable(Executable):
         return {name: memory.download(handle) for name, handle in self.outputs.items()}
 
     def close(self) -> None:
-        for handle in (*self.inputs.values(), *self.handed.values()):
-            self.target.memory.free(handle)
+        while self.owned:
+            self.target.memory.free(self.owned.pop())

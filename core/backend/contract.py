@@ -172,7 +172,8 @@ class Target(ABC):
         return weight
 
     def prepare_constant(self, array: NDArray[Any]) -> Any:
-        """A constant of a graph as the kernels want it: by default a tensor in the target's memory."""
+        """A constant of a graph as the kernels want it: by default a tensor in the target's memory. It is its plan's, and
+        freed with it where that is an `AddressedExecutable`."""
         handle = self.memory.allocate(TensorType.of(array))
         self.memory.upload(handle, array)
         return handle
