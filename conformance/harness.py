@@ -136,9 +136,18 @@ class Rig:
         return sum(self.live.values())
 
     def _count(self) -> None:
-        memory = self.target.memory
-        allocate, free = memory.allocate, memory.free
+        """Count what is allocated and freed; prepared weights outlive plans and are not counted."""
+        memory, target = self.target.memory, self.target
+        allocate, free, prepare_weight = memory.allocate, memory.free, target.prepare_weight
         held: dict[int, Any] = {}
+        preparing: list[Any] = []
+
+        def prepared(weight: Weight) -> Any:
+            preparing.append(weight)
+            try:
+                return prepare_weight(weight)
+            finally:
+                preparing.pop()
 
         def counted(type: TensorType) -> Any:
             if self.fail_at:
@@ -146,6 +155,8 @@ class Rig:
                 if not self.fail_at:
                     raise MemoryError("no room, as the conformance kit arranged")
             handle = allocate(type)
+            if preparing:
+                return handle
             self.live[id(handle)], held[id(handle)] = type.nbytes, handle
             return handle
 
@@ -155,6 +166,7 @@ class Rig:
             free(handle)
 
         memory.allocate, memory.free = counted, freed  # type: ignore[method-assign]
+        target.prepare_weight = prepared  # type: ignore[method-assign]
 
 
 @dataclass
