@@ -147,13 +147,12 @@ class OpenCLExecutable(AddressedExecutable):
     def __init__(self, plan: Plan, target: Any, storage: Storage) -> None:
         self.closed = False
         self._kept: list[OpenCLTensor] = []
-        self._constants: list[OpenCLWeight] = []
+        self._weights: list[OpenCLWeight] = []
         self.fault: Any = None
         self.arena: Any = None
         self.target = target
         self.scratch = Scratch(self)
         self._nodes = {n.id: n for n in plan.order}
-        known = set(storage.prepared)
         try:
             given = [v.type.nbytes for v in (*plan.graph.inputs.values(), *_results(plan))]
             self.staging = np.zeros(sum(-(-n // ALIGN) * ALIGN for n in given), np.uint8)
@@ -165,8 +164,6 @@ class OpenCLExecutable(AddressedExecutable):
             super().__init__(plan, target, storage)
         except BaseException:
             self.close()
-            for key in storage.prepared.keys() - known:  # weights that this plan was the first to want
-                storage.prepared.pop(key)[1].close()
             raise
 
     def _keep(self, nbytes: int, what: str) -> OpenCLTensor:
@@ -185,10 +182,10 @@ class OpenCLExecutable(AddressedExecutable):
         return tensor
 
     def _bind(self, v: Value) -> Any:
-        if v.leaf != "constant":
-            return super()._bind(v)
-        made = OpenCLWeight(v.data, self.target.memory)
-        self._constants.append(made)
+        made = OpenCLWeight(v.data, self.target.memory) if v.leaf == "constant" else super()._bind(v)
+        if isinstance(made, OpenCLWeight):
+            made.use()
+            self._weights.append(made)
         return made
 
     def _step(self, node: Node) -> Callable[[], None]:
@@ -256,8 +253,8 @@ class OpenCLExecutable(AddressedExecutable):
         self.closed = True
         self.target.queue.finish()
         self.scratch.close()
-        for constant in self._constants:
-            constant.close()
+        for weight in self._weights:
+            weight.leave()
         for room in (*self._kept, *([] if self.arena is None else [self.arena])):
             self.target.memory.free(room)
 

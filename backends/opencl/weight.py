@@ -3,7 +3,6 @@ is made when it is first asked for, once."""
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,15 @@ NATIVE = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
 
 
 class OpenCLWeight:
-    """`stored` and `values` put the weight on the device; MemoryError where it has no room. What was put there is given
-    back when the weight is closed or forgotten."""
+    """`stored` and `values` put the weight on the device; MemoryError where it has no room. It lies there as long as
+    one of the plans that `use` it is open; the next plan puts it there again."""
 
     def __init__(self, weight: Weight, memory: OpenCLMemory) -> None:
         self.weight, self.memory = weight, memory
         self._stored: OpenCLTensor | None = None
         self._values: OpenCLTensor | None = None
         self._held: list[OpenCLTensor] = []
-        weakref.finalize(self, _free, memory, self._held)
+        self._users = 0
 
     @property
     def type(self) -> TensorType:
@@ -77,15 +76,22 @@ class OpenCLWeight:
         self.memory.write(room.buffer, 0, array)
         return OpenCLTensor(room.buffer, 0, type)
 
+    def use(self) -> None:
+        """One more plan needs what is on the device."""
+        self._users += 1
+
+    def leave(self) -> None:
+        """A plan that used it is closed."""
+        self._users -= 1
+        if self._users <= 0:
+            self.close()
+
     def close(self) -> None:
         """Give the storage back."""
-        _free(self.memory, self._held)
+        for room in self._held:
+            self.memory.free(room)
+        self._held.clear()
         self._stored = self._values = None
-
-
-def _free(memory: OpenCLMemory, held: list[OpenCLTensor]) -> None:
-    while held:
-        memory.free(held.pop())
 
 
 class DeviceWeight:
