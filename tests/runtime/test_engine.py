@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -721,3 +722,32 @@ def test_threads_get_what_they_would_get_alone(make: Make, ids: list[int]) -> No
         t.join(60)
     assert got == want
     assert len(e.bundle.free_slots) == 4 and len(e.bundle.free_pages) == e.capacity.pages
+
+
+def test_one_step_at_a_time(make: Make, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executables share storage: a step of one thread waits for another's."""
+    e = make()
+    executable, running, met = e.executable, threading.Lock(), []
+
+    class Slow:
+        def __init__(self, shape: Any) -> None:
+            self.inner = executable(shape)
+
+        def run(self, inputs: Any) -> Any:
+            if not running.acquire(blocking=False):
+                met.append(inputs)
+                return self.inner.run(inputs)
+            try:
+                time.sleep(0.01)
+                return self.inner.run(inputs)
+            finally:
+                running.release()
+
+    monkeypatch.setattr(e, "executable", Slow)
+    sessions = [e.session() for _ in range(4)]
+    threads = [threading.Thread(target=lambda s=s: [s.feed([t]) for t in ids[:3]]) for s in sessions]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not met and all(s.tokens == ids[:3] for s in sessions)

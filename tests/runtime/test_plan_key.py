@@ -84,6 +84,8 @@ def test_the_key_is_made_of_what_the_engine_has(make: Make) -> None:
     assert len({base, *others}) == len(others) + 1
     assert make().key(SHAPE) == base
     e = make()
+    assert e.key(SHAPE).model == e.model.fingerprint
+    assert len({e.key(shape) for _, shape in mutants(SHAPE)} | {e.key(SHAPE)}) == 1 + len(fields(StepShape))
     e.target.device = replace(e.target.device, name="another")
     assert e.key(SHAPE).device == "another"
 
