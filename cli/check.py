@@ -12,7 +12,7 @@ from trueup.cli.options import AsJson
 from trueup.cli.show import dump, printable, table
 
 if TYPE_CHECKING:
-    from trueup.conformance.runner import Result, Run
+    from trueup.conformance.results import Result, Run
     from trueup.conformance.xfails import Judged
 
 PropertyMarks = {"failed": "FAILED", "measured": "measured", "passed": "held", "n/a": "n/a"}
@@ -97,6 +97,7 @@ def check(
         from trueup.conformance.harness import Spec
         from trueup.conformance.levels import LEVELS
         from trueup.conformance.report import as_data, write
+        from trueup.conformance.results import Options
         from trueup.conformance.xfails import Expected
     except ModuleNotFoundError as e:
         if e.name != "hypothesis":
@@ -111,7 +112,7 @@ def check(
             _show_case(verdict)
         raise typer.Exit(1 if verdict.failed else 0)
     expected = Expected.read(xfails) if xfails else Expected()
-    options = runner.Options(
+    options = Options(
         spec, levels=tuple(level or LEVELS), examples=examples, ops=tuple(op or ()), seed=seed, timeout=timeout, jobs=jobs,
         model=model, speed=report is not None,
     )  # fmt: skip

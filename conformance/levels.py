@@ -30,7 +30,9 @@ class Bench:
         """Unavailable where the backend can't be opened."""
         self.spec = spec
         self.rig = Rig(open_target(spec))
-        self.examiner = Examiner(self.rig, own_oracles=spec.name.partition(":")[0] == "reference")
+        self.examiner = Examiner(
+            self.rig, own_oracles=spec.name.partition(":")[0] == "reference", reopen=lambda: Rig(open_target(spec))
+        )
 
     def run(self, case: str) -> Verdict:
         """Judge a case; KitError for a line that names none."""

@@ -93,10 +93,10 @@ class Verdict:
 class Examiner:
     """Judges recipes on a rig."""
 
-    def __init__(self, rig: Rig, *, own_oracles: bool = False) -> None:
-        """`own_oracles`: compare with the kit's oracles instead of the ops' bodies, where it has them: for the
-        reference."""
-        self.rig, self.own_oracles = rig, own_oracles
+    def __init__(self, rig: Rig, *, own_oracles: bool = False, reopen: Callable[[], Rig] | None = None) -> None:
+        """`own_oracles`: compare with the kit's oracles instead of the ops' bodies, where it has them: for the reference.
+        `reopen` opens the same device anew: what fails there too is not the fault of what ran before."""
+        self.rig, self.own_oracles, self.reopen = rig, own_oracles, reopen
         capabilities = rig.target.capabilities
         self.deterministic, self.invariant = capabilities.deterministic, capabilities.batch_invariant
         self.a = ACTIVATIONS[getattr(capabilities, "activations", "f32")]
@@ -289,10 +289,26 @@ class Examiner:
         other = variants.sibling(call)
         said = ", ".join(f"{k}={v}" for k, v in other.attrs.items() if call.attrs[k] != v) or "other weights"
         if wrong := self._wrong(other, self._other(other)):
-            verdict.say("cache", f"a graph of {said} after this one: {wrong}")
+            if alone := self._anew(lambda e: e._wrong(other, e._other(other))):
+                verdict.say("values", f"with {said} and seed {other.recipe.seed}: {alone}")
+            else:
+                verdict.say("cache", f"a graph of {said} after this one: {wrong}")
             return
         again = self._wrong(call, self._other(call))
         verdict.say("cache", again and f"this graph again, after one of {said}: {again}")
+
+    def _anew(self, ask: Callable[[Examiner], str]) -> str:
+        """What is wrong on the device opened anew, or "": nothing, or it can't be opened twice."""
+        if self.reopen is None:
+            return ""
+        try:
+            rig = self.reopen()
+        except Exception:
+            return ""
+        try:
+            return ask(Examiner(rig, own_oracles=self.own_oracles))
+        finally:
+            rig.target.close()
 
     # -- the same rows in other company --------------------------------------------------------------------------------
 
@@ -392,6 +408,9 @@ class Examiner:
 
     def _fault(self, call: Call, verdict: Verdict) -> None:
         """An error, or, where values lie on the device, any result: but no canary broken, and the next call is right."""
+        if wrong := self._faultless(call):
+            verdict.say("values", f"without the fault: {wrong}")
+            return
         step = None
         try:
             step = Step(self.rig, call)
@@ -406,13 +425,15 @@ class Examiner:
         finally:
             if step is not None:
                 step.close()
-        good = build(call.recipe.but(fault=""))
-        after = Verdict("")
-        if self._supported(good, after):
-            self._run(good, after)
-        if after.outcome == FAILED:
-            name = after.failed[0]
-            verdict.say("errors", f"the call after a wrong one fails: {name}: {after.properties[name].detail}")
+        wrong = self._faultless(call)
+        verdict.say("errors", wrong and f"the call after a wrong one fails: {wrong}")
+
+    def _faultless(self, call: Call) -> str:
+        """What is wrong with the same call without its fault."""
+        good, verdict = build(call.recipe.but(fault="")), Verdict("")
+        if self._supported(good, verdict):
+            self._run(good, verdict)
+        return next((f"{n}: {verdict.properties[n].detail}" for n in verdict.failed), "")
 
 
 def _own(call: Call, s: int) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 from .page import page
-from .runner import Result, Run, replay_command
+from .results import Result, Run
+from .runner import replay_command
 from .xfails import Judged
 
 SCHEMA = "1.0"

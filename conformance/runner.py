@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
 
 from trueup.core.op import OPS
 
 from .bounds import reason
 from .harness import Spec
 from .levels import LEVELS, check_level
-from .process import Worker
+from .process import Died, Worker
 from .properties import FAILED, Verdict
+from .results import Failure, Options, Result, Run
 from .shrink import shrink
 from .spaces import find
 from .tasks import Task, groups
@@ -27,108 +26,6 @@ KEPT = 5
 """Failing cases kept and shrunk for each name."""
 GIVE_UP = 25
 """Failing cases of one name after which it is left; 3 where each takes a process with it."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to run."""
-
-    spec: Spec
-    levels: tuple[str, ...] = LEVELS
-    examples: int = 100
-    """Random cases for each op, besides those that are always met."""
-    ops: tuple[str, ...] = ()
-    """Only these; empty: all."""
-    seed: int = 0
-    timeout: float = 30.0
-    budget: float = 120.0
-    """Seconds for one op, after which no more random cases are begun."""
-    jobs: int = 0
-    """Worker processes; 0: as many as the kind of device bears."""
-    model: str | None = None
-    speed: bool = False
-
-
-@dataclass
-class Failure:
-    """A failing case: as it was found, as small as it could be made, and what failed."""
-
-    case: str
-    found: str
-    properties: dict[str, str]
-
-    @property
-    def primary(self) -> str:
-        return next(iter(self.properties))
-
-
-@dataclass
-class Result:
-    """What became of one op (or scenario) of one level."""
-
-    level: str
-    name: str
-    cases: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
-    where: Counter[str] = field(default_factory=Counter)
-    worst: float = 0.0
-    worst_case: str = ""
-    bound: str = ""
-    properties: dict[str, Counter[str]] = field(default_factory=dict)
-    details: dict[str, str] = field(default_factory=dict)
-    """By property, an example of what was measured."""
-    refusals: Counter[str] = field(default_factory=Counter)
-    failures: list[Failure] = field(default_factory=list)
-    skipped: int = 0
-    """Cases left out because the time for this op was used up, or because too many had failed."""
-    seconds: float = 0.0
-    speed: dict[str, float] | None = None
-
-    @property
-    def ran(self) -> int:
-        return self.outcomes["passed"] + self.outcomes["failed"] + self.outcomes["limit"]
-
-    @property
-    def status(self) -> str:
-        if self.failed:
-            return "failed"
-        return "passed" if self.ran else "refused"
-
-    @property
-    def failed(self) -> list[str]:
-        return [n for n, c in self.properties.items() if c[FAILED]]
-
-    def add(self, v: Verdict) -> None:
-        self.cases += 1
-        self.outcomes[v.outcome] += 1
-        if v.where:
-            self.where[v.where] += 1
-        if v.worst > self.worst:
-            self.worst, self.worst_case = v.worst, v.case
-        if v.outcome in ("refused", "limit"):
-            self.refusals[v.reason] += 1
-        for name, p in v.properties.items():
-            self.properties.setdefault(name, Counter())[p.status] += 1
-            if p.status == "measured" and (p.detail != "held" or name not in self.details):
-                self.details[name] = p.detail
-        self.seconds += v.seconds
-
-    def fail(self, name: str, detail: str) -> None:
-        """A failure of the whole, not of one case."""
-        self.properties.setdefault(name, Counter())[FAILED] += 1
-        self.failures.append(Failure("", "", {name: detail}))
-
-
-@dataclass
-class Run:
-    """All results of a run, and whom they judge."""
-
-    options: Options
-    about: dict[str, Any]
-    results: list[Result]
-    seconds: float = 0.0
-    copy_bandwidth: float | None = None
-    """Bytes a second that the device reads and writes when it copies, where speed was asked for."""
 
 
 FIRST = ("crash", "hang", "refusal", "canaries", "written", "inputs", "repeat")
@@ -142,39 +39,73 @@ def failing(v: Verdict) -> dict[str, str]:
     }
 
 
+class Session:
+    """A worker for what is asked, and the tasks that this comes to. `close` ends the worker."""
+
+    def __init__(self, options: Options) -> None:
+        """Unavailable where the backend can't be opened, KitError for a wrong request."""
+        for level in options.levels:
+            check_level(level)
+        for name in options.ops:
+            find(name)
+        self.options, self.results = options, list[Result]()
+        self.worker = Worker(options.spec, options.timeout)
+        self.worker.start()
+        self.about = self.worker.about
+        o = options
+        self.groups = groups(o.levels, o.ops, o.examples, o.seed, o.model, self.about)
+
+    def work(self, task: Task, worker: Worker | None = None) -> Result:
+        """Run a task's cases, on the session's worker or another."""
+        result = _work(worker or self.worker, task, self.options)
+        self.results.append(result)
+        return result
+
+    def replay(self, case: str) -> str:
+        return replay_command(self.options.spec, case)
+
+    def close(self) -> None:
+        self.worker.stop()
+
+
 def run(options: Options, progress: Callable[[Result], None] = lambda r: None) -> Run:
     """Run what is asked for. Unavailable where the backend can't be opened, KitError for a wrong request."""
-    for level in options.levels:
-        check_level(level)
-    for name in options.ops:
-        find(name)
-    start = time.monotonic()
-    with Worker(options.spec, options.timeout) as first:
-        about = first.about
-        o = options
-        work_groups = groups(o.levels, o.ops, o.examples, o.seed, o.model, about)
-        jobs = options.jobs or (1 if about["device"]["kind"] != "cpu" else 2)
-        spare = [first, *(Worker(options.spec, options.timeout) for _ in range(min(jobs, len(work_groups)) - 1))]
-        try:
-            with ThreadPoolExecutor(len(spare)) as pool:
+    start, session = time.monotonic(), Session(options)
+    jobs = options.jobs or (1 if session.about["device"]["kind"] != "cpu" else 2)
+    more = range(min(jobs, len(session.groups)) - 1)
+    spare = [session.worker, *(Worker(options.spec, options.timeout) for _ in more)]
+    try:
+        with ThreadPoolExecutor(len(spare)) as pool:
 
-                def work(group: list[Task]) -> list[Result]:
-                    worker, done = spare.pop(), []
-                    try:
-                        for task in group:
-                            done.append(_work(worker, task, options))
-                            progress(done[-1])
-                    finally:
-                        spare.append(worker)
-                    return done
+            def work(group: list[Task]) -> list[Result]:
+                worker, done = spare.pop(), []
+                try:
+                    for task in group:
+                        done.append(session.work(task, worker))
+                        progress(done[-1])
+                finally:
+                    spare.append(worker)
+                return done
 
-                results = [r for done in pool.map(work, work_groups) for r in done]
-        finally:
-            for worker in spare:
-                worker.stop()
+            results = [r for done in pool.map(work, session.groups) for r in done]
+        if options.speed:  # with nothing else running
+            _speed(session.worker, results)
+    finally:
+        for worker in spare:
+            worker.stop()
+        session.close()
     results.sort(key=lambda r: LEVELS.index(r.level))
     _nothing(results, options)
-    return Run(options, about, results, time.monotonic() - start)
+    copied = max((r.speed["copy"] for r in results if r.speed), default=None)
+    return Run(options, session.about, results, time.monotonic() - start, copied)
+
+
+def _speed(worker: Worker, results: list[Result]) -> None:
+    """Measure the ops that passed; one that does not end in time is left out."""
+    for r in results:
+        if r.level == "ops" and r.status == "passed" and r.where:
+            with contextlib.suppress(Died):
+                r.speed = worker.ask({"speed": r.name}, 60.0).get("speed")
 
 
 def _work(worker: Worker, task: Task, options: Options) -> Result:
@@ -198,8 +129,6 @@ def _work(worker: Worker, task: Task, options: Options) -> Result:
             _keep(result, verdict, worker, options)
     if task.claimed and not result.skipped and result.ran < min(MINIMUM if task.level == "ops" else 1, len(cases)):
         result.fail("cases", f"{result.ran} of {result.cases} cases ran of an op that the backend claims")
-    if options.speed and task.level == "ops" and result.status == "passed":
-        result.speed = worker.ask({"speed": task.name}).get("speed")
     return result
 
 

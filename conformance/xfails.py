@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import KitError
-from .runner import Result, Run
+from .results import Result, Run
 
 Key = tuple[str, str, str]
 
