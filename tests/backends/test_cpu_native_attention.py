@@ -177,6 +177,12 @@ def test_a_selection_of_everything_is_no_selection() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_selection_of_nothing_in_any_row_sees_the_unfinished_block_alone() -> None:
+    case = Case([0, 37, 8], [1, 3, 5], options={"block": 4})
+    case.selected = np.full((len(case.q), 2), -1, np.int32)
+    case.judge(*case.run())
+
+
 def test_special_scores_follow_ieee_and_stay_in_their_row() -> None:
     case = Case([0], [6], group=1, kv=1, d=1, dv=2, padding=0)
     case.q[:] = 1

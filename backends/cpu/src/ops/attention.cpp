@@ -21,14 +21,15 @@ struct Unit {
 // The entries that a row sees: with a selection, its blocks' and the unfinished block's from `first` on, counted by rank.
 struct Seen {
     int64_t first, end;             // entries (without a selection)
-    const int32_t* blocks = nullptr;  // chosen, rising
+    bool selects = false;
+    const int32_t* blocks = nullptr;  // chosen, rising; null where a selection chose none at all
     int64_t chosen = 0, tail = 0;   // entries in them; where the unfinished block begins
     int64_t block = 1, skip = 0;    // ranks that lie before the window
 
-    int64_t from() const { return blocks ? 0 : first; }
-    int64_t to() const { return blocks ? chosen + (end - tail) - skip : end; }
+    int64_t from() const { return selects ? 0 : first; }
+    int64_t to() const { return selects ? chosen + (end - tail) - skip : end; }
     int64_t entry(int64_t rank) const {
-        if (!blocks) return rank;
+        if (!selects) return rank;
         rank += skip;
         return rank < chosen ? blocks[rank / block] * block + rank % block : tail + (rank - chosen);
     }
@@ -39,6 +40,7 @@ Seen seen(const Attention& a, const AttentionSpan& span, int64_t token) {
     s.end = (span.past + token - span.begin + 1) / a.every;
     s.first = a.window ? std::max<int64_t>(0, s.end - a.window) : 0;
     if (!a.selects) return s;
+    s.selects = true;
     s.blocks = a.blocks.data() + a.starts[token];
     s.block = a.block;
     s.chosen = (a.starts[token + 1] - a.starts[token]) * a.block;
