@@ -116,7 +116,7 @@ class Pattern:
     def _obstacle(self, b: _Binding) -> str | None:
         """Why nodes that fit the pattern one by one are not what it means as a whole.
 
-        The fused node runs in the pattern's order and takes each state at one place.
+        The fused node runs in the pattern's order, after all that its places stand for, and takes each state at one.
         """
         nodes = [b.nodes[n] for n in self.graph.nodes]
         if len({n.host for n in nodes}) > 1:
@@ -126,6 +126,9 @@ class Pattern:
                 for (s, writes), (t, wrote) in product(n.effects, m.effects):
                     if (writes or wrote) and s.overlaps(t) and n.id > m.id:
                         return f"{m} comes before {n}, and they meet in state {t.name}"
+        inner = next((v for v in self.places if b.values[v].node in nodes), None)
+        if inner is not None:
+            return f"{b.values[inner]!r} is computed inside the pattern, which takes it as {inner.name}"
         places = [(b.values[v], p.mutates) for v, p in zip(self.places, self.params, strict=True)]
         for i, (v, writes) in enumerate(places):
             for w, wrote in places[i + 1 :]:

@@ -190,6 +190,14 @@ def test_equal_calls_in_a_pattern_are_one_node(kit: Any) -> None:
     assert one(kit, g, meaning).fused == 1
 
 
+def test_a_place_is_a_value_from_outside(kit: Any) -> None:
+    ops, g, x, y, _ = fresh(kit)
+    a = ops.scale(x, by=2.0)
+    g.output("o", ops.mix(a, a))
+    r = one(kit, g, lambda v, w: ops.mix(ops.scale(v, by=2.0), w))
+    assert r.difference == "%scale.0: f32[4, 6] is computed inside the pattern, which takes it as w"
+
+
 def test_two_nodes_of_a_pattern_are_two_nodes(kit: Any) -> None:
     ops, g, x, y, state = fresh(kit)
     g.output("o", ops.mix(ops.scale(x, by=2.0), ops.scale(x, by=2.0)))
