@@ -645,40 +645,54 @@ def test_plan_that_cannot_be_made_leaves_the_session_as_it_was(make: Make, alone
     alone.check(s, s.feed(ids[7:20], logits="all"))
 
 
+class Metered(HostMemory):
+    """Memory with room for so many allocations, that knows how many are held."""
+
+    def __init__(self, left: int) -> None:
+        self.left, self.held = left, 0
+
+    def allocate(self, type: TensorType) -> Array:
+        if self.left == 0:
+            raise MemoryError("no room")
+        self.left -= 1
+        self.held += 1
+        return super().allocate(type)
+
+    def free(self, handle: Array) -> None:
+        self.held -= 1
+
+
 def test_engine_without_room_takes_nothing(make: Make) -> None:
     """Whichever allocation fails, those before it are given back."""
+    model, states = make().model, 18
+    for room in range(states + 1):
+        target = ReferenceTarget(Device("NumPy", "cpu"))
+        target.memory = memory = Metered(room)
+        if room < states:
+            with pytest.raises(MemoryError, match="no room"):
+                Engine(model, target)
+        else:
+            Engine(model, target).close()
+        assert (memory.left, memory.held) == (0, 0)
 
-    class Metered(HostMemory):
-        left, held = 0, 0
 
-        def allocate(self, type: TensorType) -> Array:
-            if self.left == 0:
-                raise MemoryError("no room")
-            self.left -= 1
-            self.held += 1
-            return super().allocate(type)
-
-        def free(self, handle: Array) -> None:
-            self.held -= 1
-
-    e = make()
-    states = len(e.bundle.kinds.keys() - e.bundle.storage.host_states.keys())
-    for room in range(states):
-        memory = Metered()
+def test_step_without_room_takes_nothing(make: Make, alone: Alone, ids: list[int]) -> None:
+    """A plan takes storage for its inputs; where that fails the session is as it was, and can go on later."""
+    target = make("bodies").target
+    target.memory = memory = Metered(10**6)
+    e = make(target)
+    s = e.session()
+    s.feed(ids[:7], logits=None)
+    held, before = memory.held, books(e, s)
+    for room in range(3):
         memory.left = room
         with pytest.raises(MemoryError, match="no room"):
-            Engine(e.model, target_with(memory))
-        assert (memory.left, memory.held) == (0, 0)
-    memory = Metered()
-    memory.left = states
-    Engine(e.model, target_with(memory)).close()
-    assert (memory.left, memory.held) == (0, 0)
-
-
-def target_with(memory: HostMemory) -> ReferenceTarget:
-    target = ReferenceTarget(Device("NumPy", "cpu"))
-    target.memory = memory
-    return target
+            s.feed(ids[7:20])
+        assert (memory.held, books(e, s)) == (held, before)
+    memory.left = 10**6
+    alone.check(s, s.feed(ids[7:20], logits="all"))
+    e.close()
+    assert memory.held == 0
 
 
 def test_closed_engine_says_so(make: Make, ids: list[int]) -> None:
