@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,6 +94,8 @@ def check(
         trueup check --backend cpu --level ops --op top_k --examples 500
         trueup check --backend cpu --report report/
     """
+    scratch = tempfile.TemporaryDirectory()  # hypothesis keeps notes where it runs, unless told where
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", scratch.name)
     try:
         from trueup.conformance import runner
         from trueup.conformance.harness import Spec

@@ -97,7 +97,7 @@ def build(r: Recipe) -> Call:
     call = Call(r, op, made, dict(r.attrs))
     if op.name in ("paged_append", "delay"):  # the state is of the rows' type
         state = "cache" if op.name == "paged_append" else "tail"
-        made[state] = made[state].astype(next(iter(made.values())).dtype)
+        made[state] = _cast(made[state], next(iter(made.values())).dtype)
     _poison_unnamed(call)
     return faults.FAULTS[r.fault](call) if r.fault else call
 
@@ -123,10 +123,15 @@ def _one(
     array = values(how, shape, rng)
     if p.dtype == "weight":
         return weight(p.name, shape, dtype, array, rng)
+    return _cast(array, np.dtype(DTYPES[dtype].numpy))
+
+
+def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Numbers as another type; as integers a thousand times them, without NaN and within range."""
     with np.errstate(all="ignore"):
-        if dtype in ("i32", "i64"):
+        if dtype.kind == "i" and array.dtype.kind == "f":
             array = np.nan_to_num(array * 1000, posinf=2**30, neginf=-(2**30)).clip(-(2**30), 2**30)
-        return array.astype(DTYPES[dtype].numpy)
+        return array.astype(dtype)
 
 
 def _poison_unnamed(call: Call) -> None:

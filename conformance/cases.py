@@ -166,7 +166,7 @@ def drawn(op: Op, count: int, start: int) -> list[Recipe]:
 
     @seed(start)
     @settings(
-        max_examples=count,
+        max_examples=2 * count,  # some come twice
         database=None,
         deadline=None,
         phases=(Phase.generate,),

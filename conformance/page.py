@@ -22,6 +22,9 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem } d
 0 }
 details { margin: .2rem 0 } summary { cursor: pointer }
 .wide { overflow-x: auto }
+.matrix td, .matrix th { white-space: nowrap } .matrix td { padding-block: .15rem }
+th.p { vertical-align: bottom; padding-inline: .3rem } th.p span { writing-mode: vertical-rl; transform: rotate(180deg) }
+td.p { text-align: center }
 """
 
 MARKS = {"passed": ("good", "✓"), "failed": ("bad", "✗"), "measured": ("warn", "~"), "n/a": ("soft", "–")}
@@ -32,7 +35,7 @@ def page(data: dict[str, Any]) -> str:
     backend = data["backend"]
     verdict = '<span class="good">all right</span>' if data["green"] else '<span class="bad">failed</span>'
     head = f"<h1>trueup check · {escape(backend['name'])}: {verdict}</h1>"
-    parts = [head, _about(data), _matrix(data), _failures(data), _refusals(data), _bounds(data)]
+    parts = [head, _about(data), _failures(data), _matrix(data), _refusals(data), _bounds(data)]
     title = f"trueup check {escape(backend['name'])}"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -61,15 +64,17 @@ def _matrix(data: dict[str, Any]) -> str:
         results = [r for r in data["results"] if r["level"] == level]
         names = list(dict.fromkeys(p for r in results for p in r["properties"]))
         timed = any(r["speed"] for r in results)
-        head = '<th>name<th>runs as<th class="n">cases<th class="n">worst / bound<th></th>' + "".join(
-            f"<th>{escape(n)}" for n in names
-        )
+        head = '<th>name<th>runs as<th class="n">cases<th class="n">worst / bound'
         head += '<th class="n">GB/s<th class="n">of copy' if timed else ""
+        head += "".join(f'<th class="p"><span>{escape(n)}</span>' for n in names)
         rows = "".join(_row(r, names, timed) for r in results)
-        out.append(f'<h2>{escape(level)}</h2><div class="wide"><table><tr>{head}</tr>{rows}</table></div>')
+        out.append(
+            f'<h2>{escape(level)}</h2><div class="wide"><table class="matrix"><tr>{head}</tr>{rows}</table></div>'
+        )
     return "".join(out) + (
         '<p class="soft">✓ holds in every case · ✗ fails · ~ not claimed, measured · – can’t be seen on this kind of target. '
-        "Worst / bound: the largest error as a share of what the op’s bound allows.</p>"
+        "Worst / bound: the largest error as a share of what the op’s bound allows; “bits” where results must be equal "
+        "bit for bit. Of copy: bytes a second as a share of what the device copies.</p>"
     )
 
 
@@ -80,9 +85,12 @@ def _row(r: dict[str, Any], names: list[str], timed: bool) -> str:
     cells.append(f'<td class="n">{r["cases"]}')
     worst = r["worst"] or 0.0
     color = "bad" if worst > 1 else "good"
-    cells.append(
-        f'<td class="n">{worst:.3g}<td><span class="bar {color}"><i style="width:{min(worst, 1) * 100:.0f}%"></i></span>'
-    )
+    bar = f'<span class="bar {color}"><i style="width:{min(worst, 1) * 100:.0f}%"></i></span>'
+    exact = r["exact"] and not worst
+    cells.append(f'<td class="n">{"bits" if exact else f"{worst:.3g} {bar}"}')
+    if timed:
+        s = r["speed"]
+        cells.append(f'<td class="n">{s["gb_s"]:.2f}<td class="n">{s["share"] * 100:.0f} %' if s else "<td><td>")
     for name in names:
         found = r["properties"].get(name)
         if found is None:
@@ -90,10 +98,8 @@ def _row(r: dict[str, Any], names: list[str], timed: bool) -> str:
             continue
         kind = next(k for k in ("failed", "measured", "passed", "n/a") if found.get(k) or k == "n/a")
         css, mark = MARKS[kind]
-        cells.append(f'<td class="{css}" title="{escape(found.get("detail", ""))}">{mark}')
-    if timed:
-        s = r["speed"]
-        cells.append(f'<td class="n">{s["gb_s"]:.2f}<td class="n">{s["share"] * 100:.0f} %' if s else "<td><td>")
+        detail = escape(found.get("detail", ""), quote=True)
+        cells.append(f'<td class="p {css}" title="{escape(name)}: {kind} {detail}">{mark}')
     return f"<tr>{''.join(cells)}</tr>"
 
 

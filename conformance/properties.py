@@ -217,8 +217,12 @@ class Examiner:
         if ties is not None and not found.wrong:
             verdict.say("ties", ties)
 
-    def _wrong(self, call: Call, got: Outcome) -> str:
-        return next((f.wrong for f in self.compare(call, got) if f is not None and f.wrong), "")
+    def _wrong(self, call: Call, got: Outcome) -> tuple[str, str]:
+        """The property by which an outcome is wrong, and how; ("", "") where it is right."""
+        for name, found in zip(("values", "states", "ties"), self.compare(call, got), strict=True):
+            if found is not None and found.wrong:
+                return name, found.wrong
+        return "", ""
 
     def compare(self, call: Call, got: Outcome) -> tuple[Found, Found, Found | None]:
         """Results, states and order of ties, each against the reference."""
@@ -273,10 +277,12 @@ class Examiner:
         for p in call.op.params:
             if p.dtype == "weight":
                 other.args[p.name] = call.args[p.name]
-        wrong = self._wrong(other, step.run(other))
-        if wrong and (fresh := self._wrong(other, self._other(other))):
-            verdict.say("values", f"with seed {other.recipe.seed}: {fresh}")
-            return
+        _, wrong = self._wrong(other, step.run(other))
+        if wrong:
+            name, fresh = self._wrong(other, self._other(other))
+            if fresh:
+                verdict.say(name, f"with seed {other.recipe.seed}: {fresh}")
+                return
         verdict.say("replay", f"other values through the same step: {wrong}" if wrong else "")
         if self.deterministic:
             difference = _differ(first, step.run(call))
@@ -288,23 +294,25 @@ class Examiner:
             return
         other = variants.sibling(call)
         said = ", ".join(f"{k}={v}" for k, v in other.attrs.items() if call.attrs[k] != v) or "other weights"
-        if wrong := self._wrong(other, self._other(other)):
-            if alone := self._anew(lambda e: e._wrong(other, e._other(other))):
-                verdict.say("values", f"with {said} and seed {other.recipe.seed}: {alone}")
+        _, wrong = self._wrong(other, self._other(other))
+        if wrong:
+            name, alone = self._anew(lambda e: e._wrong(other, e._other(other)))
+            if alone:
+                verdict.say(name, f"with {said} and seed {other.recipe.seed}: {alone}")
             else:
                 verdict.say("cache", f"a graph of {said} after this one: {wrong}")
             return
-        again = self._wrong(call, self._other(call))
+        _, again = self._wrong(call, self._other(call))
         verdict.say("cache", again and f"this graph again, after one of {said}: {again}")
 
-    def _anew(self, ask: Callable[[Examiner], str]) -> str:
-        """What is wrong on the device opened anew, or "": nothing, or it can't be opened twice."""
+    def _anew(self, ask: Callable[[Examiner], tuple[str, str]]) -> tuple[str, str]:
+        """What is wrong on the device opened anew: nothing, also where it can't be opened twice."""
         if self.reopen is None:
-            return ""
+            return "", ""
         try:
             rig = self.reopen()
         except Exception:
-            return ""
+            return "", ""
         try:
             return ask(Examiner(rig, own_oracles=self.own_oracles))
         finally:

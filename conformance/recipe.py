@@ -85,7 +85,7 @@ class Recipe:
                 elif prefix in TABLES and member:
                     made[TABLES[prefix]].pop(member, None)
                 elif key in ("seed", "parts", "steps"):
-                    made[key] = int(value or key != "seed")
+                    made[key] = int(value) if value or key == "seed" else 1
                 elif key == "dots":
                     made[key] = tuple(map(int, value.split("x"))) if value else ()
                 elif key == "absent":

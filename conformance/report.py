@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from .bounds import BITS
 from .page import page
 from .results import Result, Run
 from .runner import replay_command
@@ -51,6 +52,7 @@ def _result(r: Result, run: Run) -> dict[str, Any]:
         "worst": _finite(r.worst),
         "worst_case": r.worst_case,
         "bound": r.bound,
+        "exact": r.level == "ops" and r.name in BITS,
         "properties": {n: {**_counts(c), "detail": r.details.get(n, "")} for n, c in r.properties.items()},
         "refusals": _counts(r.refusals),
         "skipped": r.skipped,

@@ -29,6 +29,8 @@ WIDE: dict[str, int] = {
 }  # fmt: skip
 """Sizes as models of a few billion weights have them, scaled so that a host keeps up."""
 ROWS = ("rows", "tokens", "outs")
+LOOKUPS = ("embed", "take_rows")
+"""Ops that read of their first argument only what they return."""
 ENOUGH = 0.03
 """Seconds of a run after which rows are not made more."""
 CACHED = 8 << 20
@@ -56,7 +58,7 @@ def measure(rig: Rig, name: str) -> dict[str, float] | None:
             tuple(map(TensorType.of, g)) if isinstance(g, tuple) else None if g is None else TensorType.of(g)
             for g in call.args.values()
         ]
-        moved = op.cost(types, call.attrs).bytes
+        moved = op.cost(types, call.attrs).bytes if name not in LOOKUPS else 2 * sum(t.nbytes for t in call.types())
         found.append(
             {
                 "gb_s": moved / seconds / 1e9, "share": moved / seconds / copied, "bytes": moved, "seconds": seconds,

@@ -8,7 +8,6 @@ import numpy as np
 
 from trueup.core.ops import (
     argmax,
-    attention,
     expert_linear,
     gated_delta_rule,
     group_rms_norm,
@@ -142,12 +141,13 @@ def no_subtraction(ctx: Any, *args: Any, scale: float, tiled: bool) -> None:
     ctx.out[...] = out
 
 
-@wrong(attention)
-def one_past_for_all(ctx: Any, *args: Any, **attrs: Any) -> None:
-    """B12: the length of the first sequence is taken for every one."""
-    q, keys, values, cu, past, table, *rest = args
-    same = np.where(np.diff(cu) > 0, np.minimum(past[:1], past) if len(past) else past, past).astype(np.int32)
-    ctx.outs[0][...], ctx.outs[1][...] = attention.body(q, keys, values, cu, same, table, *rest, **attrs)
+@wrong(index_scores)
+def one_past_for_all(
+    ctx: Any, q: Any, keys: Any, cu: Any, past: Any, table: Any, weights: Any = None, **attrs: Any
+) -> None:
+    """B12: the length of the first sequence is taken for every one, where it is the shorter."""
+    same = np.where(np.diff(cu) > 0, np.minimum(past, past[:1]), past).astype(np.int32) if len(past) else past
+    ctx.out[...] = index_scores.body(q, keys, cu, same, table, weights, **attrs)
 
 
 @wrong(index_scores)

@@ -1,0 +1,132 @@
+"""Cases: legal, complete by construction, the same for the same seed, and told in one line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trueup.core.ops  # noqa: F401  # registers the ops
+from trueup.conformance.adversarial import FILLS, values
+from trueup.conformance.build import build
+from trueup.conformance.cases import GRID, drawn, explicit, recipes
+from trueup.conformance.errors import KitError
+from trueup.conformance.shrink import shrink, simpler_cases
+from trueup.conformance.spaces import arguments, axis_choices, axis_names, default, find, read, space, text
+from trueup.conformance.weights import BLOCKS, weight
+from trueup.core.op import OPS
+
+SMALL = 2000
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_the_reference_takes_every_case_and_refuses_every_fault(name: str) -> None:
+    found = explicit(find(name), {}) + drawn(find(name), 5, 3)
+    for r in found:
+        if max((*r.axes.values(), *r.dots)) > SMALL or r.steps > 1:
+            continue
+        if not r.fault:
+            build(r).reference()
+            continue
+        with pytest.raises(ValueError):
+            build(r).reference()
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_every_choice_is_met(name: str) -> None:
+    op, found = find(name), explicit(find(name), {})
+    for a in arguments(op):
+        assert {r.fills.get(a.name) for r in found} >= set(a.fills), a.name
+        assert {r.lays.get(a.name, "row") for r in found} >= set(a.lays), a.name
+        if len(a.types) > 1:
+            assert {r.types.get(a.name) for r in found} >= set(a.types), a.name
+        if a.optional:
+            assert {a.name in r.absent for r in found} == {True, False}
+    assert {r.fault for r in found} == {"", *space(op).faults}
+    for axis in axis_names(op):
+        assert len({r.axes[axis] for r in found}) > min(2, len(axis_choices(op, axis)) - 1)
+
+
+@pytest.mark.parametrize("name", ["take_rows", "paged_append", "top_k", "rms_norm", "linear", "expert_linear", "embed"])
+def test_rows_around_the_largest_grid(name: str) -> None:
+    """B76: 65,535, 65,536 and 65,537 rows, the rest narrow."""
+    sizes = [max((*r.axes.values(), *r.dots)) for r in explicit(find(name), {})]
+    assert set(GRID) <= set(sizes)
+    assert GRID[2] not in [max((*r.axes.values(), *r.dots)) for r in explicit(find(name), {}, max_rows=65_536)]
+
+
+def test_both_sides_of_every_declared_threshold() -> None:
+    found = explicit(find("top_k"), {"candidates": (300,), "k": (50,), "linear.n": (99,)})
+    assert {299, 300, 301} <= {r.axes["candidates"] for r in found}
+    assert {49, 50, 51} <= {r.attrs["k"] for r in found if r.axes["candidates"] >= 50}
+    assert {98, 99, 100} <= {r.axes["n"] for r in explicit(find("linear"), {"linear.n": (99,)})}
+
+
+def test_the_same_seed_gives_the_same_cases_and_bits() -> None:
+    first, second, other = (drawn(find("attention"), 20, s) for s in (1, 1, 2))
+    assert [text(r) for r in first] == [text(r) for r in second] != [text(r) for r in other]
+    assert len(first) == 20
+    for r in first:
+        for a, b in zip(build(r).args.values(), build(read(text(r))).args.values(), strict=True):
+            assert (a is None and b is None) or np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(OPS)).flatmap(lambda n: recipes(find(n))))
+def test_a_line_says_all_of_a_recipe(r: object) -> None:
+    again = read(text(r))  # type: ignore[arg-type]
+    assert dict(again.words()) == dict(r.words())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("line", ["top_k?axis.rows=x", "top_k?rows=3", "top_k?seed=", "top_k?fill=3", "nothing?seed=1"])
+def test_lines_that_say_nothing_are_refused(line: str) -> None:
+    with pytest.raises(KitError):
+        read(line)
+
+
+def test_fillings_hold_what_they_promise() -> None:
+    rng = np.random.default_rng(0)
+    bits = {n: values(n, (8, 64), rng).view(np.uint32) for n in FILLS if n not in ("freqs",)}
+    assert {0x7FC00000, 0xFFC00000} <= set(bits["nan"].flat), "NaN of both signs"
+    assert {0x7F800000, 0xFF800000} <= set(bits["inf"].flat), "infinities of both signs"
+    assert {0, 0x80000000} == set(bits["zeros"].flat), "zeros of both signs"
+    assert len({b >> 16 for b in bits["narrow"].flat}) == 1 < len(set(bits["narrow"].flat))
+    assert all(b & 0x7F800000 == 0 and b & 0x7FFFFF for b in bits["denormal"].flat)
+    assert len(set(bits["equal"].flat)) == 1
+    assert (np.sort(values("ties", (1, 64), rng))[0, -8:] == 5).all(), "more copies of the largest than a small k"
+    assert np.isneginf(values("allmasked", (4, 8), rng)[0]).all()
+
+
+@pytest.mark.parametrize("dtype", BLOCKS)
+def test_weights_of_every_type_are_finite_and_of_every_code(dtype: str) -> None:
+    w = weight("w", (64, 512), dtype, np.zeros((64, 512), np.float32), np.random.default_rng(1))
+    array = np.asarray(w)
+    assert np.isfinite(array).all() and array.std() > 1e-4
+    assert len(np.unique(w.data)) == 256
+
+
+def test_unnamed_pages_and_slots_are_poison() -> None:
+    c = build(default(find("gated_delta_rule"), axes={"slot": 6}))
+    used = c.args["slots"].tolist()
+    for i, row in enumerate(c.args["state"]):
+        assert np.isnan(row).all() == (i not in used)
+
+
+def test_a_failing_case_becomes_as_small_as_it_can() -> None:
+    """A property that fails from 5 rows and 9 candidates on, where scores tie."""
+    start = "ops/" + text(
+        default(find("top_k"), axes={"rows": 33, "candidates": 257}, fills={"scores": "ties"}, attrs={"k": 8})
+    )
+
+    def fails(case: str) -> bool:
+        r = read(case.removeprefix("ops/"))
+        return r.axes["rows"] >= 5 and r.axes["candidates"] >= 9 and r.fills["scores"] == "ties"
+
+    small = read(shrink(start, fails, seconds=20).removeprefix("ops/"))
+    assert (small.axes, small.attrs["k"], small.fills) == ({"rows": 5, "candidates": 9}, 1, {"scores": "ties"})
+
+
+def test_effects_shrink_by_nodes_and_steps() -> None:
+    assert "effects/mix?nodes=4&steps=1&seed=7" in set(simpler_cases("effects/mix?nodes=4&steps=3&seed=7"))
+    assert "effects/mix?nodes=2&steps=3&seed=7" in set(simpler_cases("effects/mix?nodes=4&steps=3&seed=7"))
