@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -58,10 +59,10 @@ from .adversarial import values
 from .weights import weight
 
 SEQS, SLOTS, PAGE, BLOCKS, WIDTH = 3, 7, 8, 4, 32
-BLOCK_FUNCTIONS: dict[str, Callable[[Block], Value]] = {}
+BLOCK_FUNCTIONS: dict[str, Callable[[Block], Any]] = {}
 
 
-def block(f: Callable[[Block], Value]) -> Callable[[Block], Value]:
+def block(f: Callable[[Block], Any]) -> Callable[[Block], Any]:
     BLOCK_FUNCTIONS[f.__name__] = f
     return f
 
@@ -96,7 +97,7 @@ class Block:
 
 
 @block
-def experts(b: Block) -> Value:
+def experts(b: Block) -> Any:
     """A norm, a router, four of eight experts, and a gated shared expert."""
     x = rms_norm(b.x, b.w("norm", WIDTH, fill="chance"), eps=1e-6)
     share, chosen = top_k(softmax(linear(x, b.w("router", 8, WIDTH))), k=4)
@@ -108,7 +109,7 @@ def experts(b: Block) -> Value:
 
 
 @block
-def dense(b: Block) -> Value:
+def dense(b: Block) -> Any:
     """A norm, a gated feed-forward layer, and the residual."""
     x = rms_norm(b.x, b.w("norm", WIDTH, fill="chance"), eps=1e-6)
     h = swiglu(linear(x, b.w("gate", 2 * WIDTH, WIDTH)), linear(x, b.w("up", 2 * WIDTH, WIDTH)))
@@ -116,7 +117,7 @@ def dense(b: Block) -> Value:
 
 
 @block
-def delta(b: Block) -> Value:
+def delta(b: Block) -> Any:
     """A short convolution, the gated delta rule, a gated norm."""
     d, heads, kheads = 8, 4, 2
     tail = b.g.state("conv", PerSequence((3, (2 * kheads + heads) * d)))
@@ -124,7 +125,7 @@ def delta(b: Block) -> Value:
     n = (2 * kheads + heads) * d
     qkv = silu(causal_conv(linear(b.x, b.w("qkv", n, WIDTH)), b.w("taps", n, 4), b.cu, b.slots, tail, b.keep))
 
-    def part(first: int, count: int) -> Value:
+    def part(first: int, count: int) -> Any:
         return split_heads(columns(qkv, start=first * d, size=count * d), heads=count)
 
     q, k = (l2_norm(part(i * kheads, kheads), eps=1e-6) for i in (0, 1))
@@ -138,7 +139,7 @@ def delta(b: Block) -> Value:
 
 
 @block
-def sparse(b: Block) -> Value:
+def sparse(b: Block) -> Any:
     """Attention over the blocks of two tokens that an indexer scores highest, its cache written in the same step."""
     heads, kv, d, m = 4, 2, 8, 2
     freqs = b.g.constant("freqs", rope_frequencies(dims=8, base=1e4))
@@ -167,7 +168,7 @@ def sparse(b: Block) -> Value:
 
 
 @block
-def streams(b: Block) -> Value:
+def streams(b: Block) -> Any:
     """Two residual streams, read through gates and written back."""
     R = repeat_streams(b.x, streams=2)
     normed = group_rms_norm(R, b.w("norm", 2 * WIDTH, fill="chance"), eps=1e-6)
@@ -179,7 +180,7 @@ def streams(b: Block) -> Value:
 
 
 @block
-def ngrams(b: Block) -> Value:
+def ngrams(b: Block) -> Any:
     """Rows of an n-gram table, looked up before the step, gated into the streams, convolved in time."""
     context = b.g.state("context", PerSequence((2,), dtype="i32", fill=0))
     tail = b.g.state("tail", PerSequence((9, 2 * WIDTH)))
@@ -199,7 +200,7 @@ def ngrams(b: Block) -> Value:
 
 
 @block
-def head(b: Block) -> Value:
+def head(b: Block) -> Any:
     """Rows picked, a norm, logits."""
     x = rms_norm(take_rows(b.x, b.g.input("out_rows", 4, dtype="i32")), b.w("norm", WIDTH, fill="chance"), eps=1e-6)
     return linear(x, b.w("vocabulary", 65, WIDTH))

@@ -134,7 +134,7 @@ def typical() -> Iterator[None]:
         _typical.reset(token)
 
 
-def _dot(x: F64, w: F64, extra: int, a: float, dequantizing: Any = 0.0) -> F64:
+def _dot(x: F64, w: F64, extra: int, a: float, dequantizing: Any = 0.0) -> Any:
     """Bound of `x[r, n] · w[m, n]` in float32, in any order, plus `extra` roundings: [r, m]."""
     n, x, w = x.shape[-1], np.abs(x), np.abs(w)
     x, w = np.where(np.isfinite(x), x, 0), np.where(np.isfinite(w), w, 0)
@@ -226,7 +226,7 @@ def _(j: Judged) -> Any:
     return _softplus(j["x"])
 
 
-def _softplus(x: F64) -> F64:
+def _softplus(x: F64) -> Any:
     s = 1 / (1 + np.exp(-x))
     return U * ((np.abs(x) + 4) * s + 6 * np.logaddexp(0, x)) + TINY
 
@@ -274,7 +274,7 @@ def _(j: Judged) -> Any:
     total = np.sum(np.abs(key * query), -1)
     slack = gamma(n + 3) * total / np.sqrt(n) + TINY * n * (total > 0)
 
-    def gate(x: F64) -> F64:
+    def gate(x: F64) -> Any:
         return 1 / (1 + np.exp(-np.sign(x) * np.sqrt(np.maximum(np.abs(x), 1e-6))))
 
     g = gate(u)
@@ -605,7 +605,7 @@ def _(j: Judged) -> Any:
     keep, dk = j.call.args["keep"], k.shape[2]
     out, states = np.zeros(u.shape), np.zeros(j.call.args["state"].shape)
 
-    def norm(x: F64) -> F64:
+    def norm(x: F64) -> Any:
         return np.sqrt(np.sum(x * x, -1))
 
     for i, (a, b) in enumerate(j.call.sequences):

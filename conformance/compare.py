@@ -108,9 +108,11 @@ def selection(scores: Array, values: Array, indices: Array, k: int) -> tuple[Fou
             return Found(np.inf, f"row {r}: {wrong}"), Found()
     if np.array_equal(indices, want):
         return Found(), Found()
-    r, i = (int(n) for n in np.argwhere(indices != want)[0])
+    at = np.argwhere(indices != want)[0]
+    row, i = int(at[0]), int(at[1])
     return Found(), Found(
-        np.inf, f"row {r}, place {i}: index {indices[r, i]}, expected {want[r, i]}: equal scores go to the lower index"
+        np.inf,
+        f"row {row}, place {i}: index {indices[row, i]}, expected {want[row, i]}: equal scores go to the lower index",
     )
 
 

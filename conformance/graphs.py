@@ -197,7 +197,7 @@ def _alone(
     graph = Graph(source.capacity)
     inputs: dict[str, Array] = {}
     states: dict[str, Array] = {}
-    given = []
+    given: list[Value] = []
     for p in pattern.places:
         v = m.values[p]
         if isinstance(v, State):

@@ -229,10 +229,12 @@ def _input(made: Recorded, name: str, array: Array, lay: str, get: Callable[[Cal
         h, d = array.shape[-2:]
         made.feeds[name] = lambda c: _widen(get(c).reshape(*array.shape[:-2], h * d), left, right)
         wide = made.graph.input(name, *array.shape[:-2], h * d + left + right, dtype=dtype)
-        return split_heads(columns(wide, start=left, size=h * d), heads=h)
+        heads: Value = split_heads(columns(wide, start=left, size=h * d), heads=h)
+        return heads
     made.feeds[name] = lambda c: _widen(get(c), left, right)
     wide = made.graph.input(name, *array.shape[:-1], array.shape[-1] + left + right, dtype=dtype)
-    return columns(wide, start=left, size=array.shape[-1])
+    part: Value = columns(wide, start=left, size=array.shape[-1])
+    return part
 
 
 def _widen(array: Array, left: int, right: int) -> Array:
@@ -350,7 +352,7 @@ class Step:
         states = {}
         for name, (state, whole) in self.recorded.states.items():
             after = memory.download(self.handles[name])
-            states[name] = np.ascontiguousarray(state.slice(after))
+            states[name] = np.array(state.slice(after), order="C")
             if state.root is not state and not broken:
                 state.slice(after)[...] = state.slice(whole(call))
                 if after.tobytes() != whole(call).tobytes():

@@ -123,7 +123,7 @@ def keep(m: Making) -> Any:
     taken = set(m.made["slots"].tolist())
     free = [s for s in m.rng.permutation(m.sizes["slot"]).tolist() if s not in taken]
     rows = [t for a, b in m.spans() for t in range(a, b)]
-    chosen = m.rng.permutation(len(rows))[: len(free)] if rows else []
+    chosen = m.rng.permutation(len(rows))[: len(free)].tolist()
     for t, s in zip(chosen, free, strict=False):
         out[rows[t]] = s
     return out

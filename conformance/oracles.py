@@ -354,7 +354,8 @@ def ngram_rows(c: Call, v: Values) -> Any:
 
 def _entry(c: Call, name: str, s: int, e: int) -> Array:
     cache = c.args[name]
-    return cache[c.args["block_table"][s, e // cache.shape[1]], e % cache.shape[1]]
+    found: Array = cache[c.args["block_table"][s, e // cache.shape[1]], e % cache.shape[1]]
+    return found
 
 
 @oracle

@@ -15,7 +15,8 @@ from trueup.core.errors import Unavailable
 from .errors import KitError
 from .harness import Spec
 from .levels import LEVELS
-from .runner import Options, Session
+from .results import Options
+from .runner import Session
 from .tasks import Task
 from .xfails import Expected
 

@@ -54,7 +54,7 @@ def interpret(
         return v.slice(states[v.root.name]) if isinstance(v, State) else env[v]
 
     for node in graph.nodes:
-        args = {
+        args: dict[str, Any] = {
             p.name: None if g is None else tuple(map(get, g)) if isinstance(g, tuple) else get(g)
             for p, g in zip(node.op.params, node.inputs, strict=True)
         }

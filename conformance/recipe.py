@@ -7,7 +7,7 @@ that it prints as is all that a replay needs. Knows no op, no array and no backe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,7 +81,7 @@ class Recipe:
                 if not equals:
                     raise ValueError
                 if prefix in TABLES and member and value:
-                    made[TABLES[prefix]][member] = {"axis": int, "attr": _attribute}.get(prefix, str)(value)
+                    made[TABLES[prefix]][member] = READ.get(prefix, str)(value)
                 elif prefix in TABLES and member:
                     made[TABLES[prefix]].pop(member, None)
                 elif key in ("seed", "parts", "steps"):
@@ -112,3 +112,7 @@ def _attribute(text: str) -> Attribute:
         except ValueError:
             continue
     return text
+
+
+READ: dict[str, Callable[[str], Attribute]] = {"axis": int, "attr": _attribute}
+"""How the values of a table are read; others are text."""

@@ -89,7 +89,7 @@ def junit(run: Run, judged: Judged) -> str:
         suite = ElementTree.SubElement(root, "testsuite", name=level)
         total = Counter[str]()
         for r in results:
-            for name in r.properties or {"cases": None}:
+            for name in list(r.properties) or ["cases"]:
                 case = ElementTree.SubElement(suite, "testcase", classname=f"{level}.{r.name}", name=name)
                 case.set("time", f"{r.seconds / max(len(r.properties), 1):.3f}")
                 total["tests"] += 1

@@ -235,7 +235,8 @@ def _legal(*ops: str) -> Callable[[Callable[[dict[str, int], dict[str, Any]], No
 def legal(r: Recipe) -> Recipe:
     """The nearest legal recipe: sizes that must agree do, tables are wide enough, indices have something to name."""
     op = find(r.op)
-    a, t = dict(r.axes), dict(r.attrs)
+    a: dict[str, int] = dict(r.axes)
+    t: dict[str, Any] = dict(r.attrs)
     names = {p.name for p in op.params}
     for name, dtype in r.types.items():
         block, last = DTYPES[dtype].block, next(p for p in op.params if p.name == name).axes[-1]

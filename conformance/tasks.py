@@ -55,5 +55,5 @@ def _ops(names: Sequence[str], examples: int, seed: int, about: Mapping[str, Any
     for name in names or sorted(OPS):
         op = OPS[name]
         must, more = explicit(op, claims["thresholds"], claims["max_rows"]), drawn(op, examples, seed)
-        lines = [[f"ops/{text(r)}" for r in recipes] for recipes in (must, more)]
-        yield Task("ops", name, *lines, ("contiguous" if op.view else name) in claimed)
+        lines, others = ([f"ops/{text(r)}" for r in recipes] for recipes in (must, more))
+        yield Task("ops", name, lines, others, ("contiguous" if op.view else name) in claimed)

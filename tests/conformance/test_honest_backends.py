@@ -39,6 +39,12 @@ def test_bodies_pass(judge: Judge, backend: str, op: str) -> None:
     assert wrong(judge(backend, "ops", op, examples=5, most=1100)) == []
 
 
+def test_a_region_of_one_entry_is_still_a_region(spec: Callable[[str], Spec]) -> None:
+    """Where what lies in strides is contiguous by chance."""
+    v = Bench(spec("numpy_addressed")).run("ops/trailing_mean?axis.tokens=1&axis.n=1&attr.every=2&lay.tail=region")
+    assert v.outcome == "passed", v.properties
+
+
 @pytest.mark.parametrize("op", ["take_rows", "top_k", "rms_norm"])
 def test_many_rows(judge: Judge, op: str) -> None:
     assert wrong(v for v in judge("numpy_addressed", "ops", op, least=65_000)) == []
@@ -96,3 +102,11 @@ def test_nothing_of_nothing_is_no_pass(spec: Callable[[str], Spec]) -> None:
     done = run(Options(spec("claims_nothing"), levels=("ops",), ops=("mul",), examples=0))
     assert done.results[0].failed == ["cases"]
     assert "0 of" in done.results[0].failures[0].properties["cases"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "scenario"), [("numpy_managed", "restore"), ("bf16_state", "chunks"), ("dropped_sink", "logits")]
+)
+def test_a_model_is_right_on_right_backends_alone(spec: Callable[[str], Spec], backend: str, scenario: str) -> None:
+    v = Bench(spec(backend)).run(f"model/{scenario}?tokens=12")
+    assert v.failed == ([] if backend == "numpy_managed" else [scenario]), v.properties
