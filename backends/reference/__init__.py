@@ -50,6 +50,10 @@ class ReferenceTarget(Target):
     def prepare_weight(self, weight: Weight) -> NDArray[Any]:
         return np.asarray(weight)
 
+    def prepare_constant(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The graph's own array: bodies read it, and there is nothing to give back."""
+        return array
+
     def compile(self, plan: Plan, storage: Storage) -> Executable:
         return ReferenceExecutable(plan, self, storage)
 
