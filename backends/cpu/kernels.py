@@ -8,19 +8,42 @@ from __future__ import annotations
 from typing import Any
 
 from trueup.core.backend import Context, KernelTable
-from trueup.core.op import OPS
+from trueup.core.op import OPS, Op
 from trueup.core.ops import (
+    add,
     attention,
+    causal_conv,
     expert_combine,
     expert_linear,
     gated_delta_rule,
+    gated_rms_norm,
+    gdn_decay,
+    group_rms_norm,
+    hc_read,
+    hc_write,
     index_scores,
+    l2_norm,
     linear,
+    mul,
+    normalize,
+    ple_gate,
+    rms_norm,
+    rope,
+    scale_rows,
+    sigmoid,
+    silu,
+    softmax,
+    softplus,
+    swiglu,
     top_k,
+    trailing_mean,
 )
 from trueup.core.types import TensorType
 
 from . import _native as native
+
+MOST_AXES = 9
+"""Axes of an array whose rows native functions count through."""
 
 kernels = KernelTable()
 
@@ -82,6 +105,59 @@ def _(ctx: Context, *args: Any, **attrs: Any) -> None:
 @kernels.implements(top_k)
 def _(ctx: Context, scores: Any, *, k: int) -> None:
     native.top_k(*ctx.outs, scores, k)
+
+
+def row_by_row(*types: TensorType | None, **attrs: Any) -> bool | str:
+    """Whether native functions can walk all of these by rows."""
+    for t in types:
+        if t is None:
+            continue
+        if not 1 <= len(t.shape) <= MOST_AXES:
+            return f"{t} has {len(t.shape)} axes, expected 1 to {MOST_AXES}"
+        packed = packed_rows(t)
+        if packed is not True:
+            return packed
+    return True
+
+
+def direct(op: Op, function: Any) -> None:
+    """Register a native function that takes the op's arguments as they are, weights as float32 values."""
+    weights = [i for i, p in enumerate(op.params) if p.dtype == "weight"]
+
+    def run(ctx: Context, *args: Any, **attrs: Any) -> None:
+        if weights:
+            given = list(args)
+            for i in weights:
+                given[i] = None if args[i] is None else args[i].values
+            args = tuple(given)
+        function(ctx.out, *args, **attrs)
+
+    kernels.implements(op, when=row_by_row, name=op.name)(run)
+
+
+for _op in (
+    add,
+    causal_conv,
+    gated_rms_norm,
+    gdn_decay,
+    group_rms_norm,
+    hc_read,
+    hc_write,
+    l2_norm,
+    mul,
+    normalize,
+    ple_gate,
+    rms_norm,
+    rope,
+    scale_rows,
+    sigmoid,
+    silu,
+    softmax,
+    softplus,
+    swiglu,
+    trailing_mean,
+):
+    direct(_op, getattr(native, _op.name))
 
 
 def _rows(array: Any) -> int:
