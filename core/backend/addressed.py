@@ -6,7 +6,7 @@ device with a queue of its own overrides `compile` or the binding of handles, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.core.graph import Node, State, Value
-from trueup.core.passes.fuse import Pattern
 from trueup.core.plan import Plan
 from trueup.core.types import TensorType
 
-from .contract import YES, Device, Executable, Memory, Storage, Support, Target
+from .contract import Device, Executable, Memory, Storage
 from .host import FallbackStep, Prologue, resolve
-from .kernels import Kernel, KernelTable
+from .kernels import KernelTable
 from .memory import HostMemory
+from .table import TableTarget
 
 
 @dataclass(frozen=True)
@@ -39,32 +39,14 @@ class Context:
         return only
 
 
-class AddressedTarget(Target):
+class AddressedTarget(TableTarget):
     """A target made of a table of kernels over addressed memory; by default the host's."""
 
-    kernels: KernelTable
-
     def __init__(self, name: str, device: Device, kernels: KernelTable, memory: Memory | None = None) -> None:
-        self.name, self.device, self.kernels = name, device, kernels
+        super().__init__(name, device, kernels)
         self.memory = memory or HostMemory()
         self.poison = False
         """Fill results with 0xFF bytes before each kernel; for tests."""
-
-    @property
-    def patterns(self) -> Sequence[Pattern]:
-        return self.kernels.fusions
-
-    def supports(self, node: Node) -> Support:
-        return YES if node.op.view else self.kernels.find(node.op, node.types, node.attrs)[1]
-
-    def accepts(self, pattern: Pattern, types: Sequence[Any], attrs: Mapping[str, Any]) -> Support:
-        return self.kernels.find(pattern, types, attrs)[1]
-
-    def kernel(self, node: Node) -> Kernel:
-        kernel, answer = self.kernels.find(node.op, node.types, node.attrs)
-        if kernel is None:
-            raise LookupError(f"{self.name}: {node.describe()}: {answer.reason}")
-        return kernel
 
     # -- storage: a device other than the host overrides these ---------------------------------------------------------
 

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.core.graph import Node, State, Value
-from trueup.core.passes.fuse import Pattern
 from trueup.core.plan import Plan
 from trueup.core.types import TensorType
 from trueup.core.weight import Weight
 
-from .contract import YES, Device, Executable, Storage, Support, Target, row_array
+from .contract import Device, Executable, Storage, row_array
 from .host import FallbackStep, Prologue, resolve
-from .kernels import Kernel, KernelTable
+from .kernels import KernelTable
+from .table import TableTarget
 
 
 class Cell:
@@ -80,30 +80,14 @@ class ManagedMemory:
         handle.value = self.set_rows(handle.value, row_array(rows), value)
 
 
-class ManagedTarget(Target):
+class ManagedTarget(TableTarget):
     """A target made of a table of kernels over immutable arrays."""
 
     memory: ManagedMemory
 
     def __init__(self, name: str, device: Device, kernels: KernelTable, memory: ManagedMemory | None = None) -> None:
-        self.name, self.device, self.kernels = name, device, kernels
+        super().__init__(name, device, kernels)
         self.memory = memory or ManagedMemory()
-
-    @property
-    def patterns(self) -> Sequence[Pattern]:
-        return self.kernels.fusions
-
-    def supports(self, node: Node) -> Support:
-        return YES if node.op.view else self.kernels.find(node.op, node.types, node.attrs)[1]
-
-    def accepts(self, pattern: Pattern, types: Sequence[Any], attrs: Mapping[str, Any]) -> Support:
-        return self.kernels.find(pattern, types, attrs)[1]
-
-    def kernel(self, node: Node) -> Kernel:
-        kernel, answer = self.kernels.find(node.op, node.types, node.attrs)
-        if kernel is None:
-            raise LookupError(f"{self.name}: {node.describe()}: {answer.reason}")
-        return kernel
 
     def prepare_weight(self, weight: Weight) -> Any:
         return self.memory.array(np.asarray(weight))
