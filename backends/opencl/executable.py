@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from trueup.core.backend.addressed import AddressedExecutable, Context
 from trueup.core.backend.contract import Storage
 from trueup.core.backend.host import resolve
+from trueup.core.backend.trace import Watch
 from trueup.core.graph import Node, Value
 from trueup.core.plan import Plan
 from trueup.core.signature import Param
@@ -234,14 +235,27 @@ class OpenCLExecutable(AddressedExecutable):
                     cl.enqueue_copy(queue, raws[name], handle.buffer, src_offset=handle.start, is_blocking=False)
         finally:
             queue.finish()
-        if word[0] != NO_FAULT:
-            self._clear_fault()
-            node = self._nodes[int(word[0])]
-            raise ValueError(
-                f"{node.describe()}: an index that it was given points outside of what it indexes, or cu_seqlens does "
-                "not rise from 0 to at most the rows of the step"
-            )
+        self._answer(word[0])
         return {name: _owned(raws[name], handle) for name, handle in self.outputs.items()}
+
+    def trace(self, inputs: Mapping[str, NDArray[Any]], watch: Watch) -> dict[str, NDArray[Any]]:
+        try:
+            out = super().trace(inputs, watch)
+        finally:
+            self.target.queue.finish()
+        self._answer(self.target.memory.read(self.fault, 0, 4).view(np.int32)[0])
+        return out
+
+    def _answer(self, word: int) -> None:
+        """The error that kernels of the step have noted, if any has."""
+        if word == NO_FAULT:
+            return
+        self._clear_fault()
+        node = self._nodes[int(word)]
+        raise ValueError(
+            f"{node.describe()}: an index that it was given points outside of what it indexes, or cu_seqlens does "
+            "not rise from 0 to at most the rows of the step"
+        )
 
     def _clear_fault(self) -> None:
         self.target.memory.fill(self.fault, 0, 4, np.int32(NO_FAULT).tobytes())

@@ -3,7 +3,8 @@ are compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from trueup.core.backend import Backend, Capabilities, Device, Executable, HostM
 from trueup.core.backend.contract import YES, Support
 from trueup.core.backend.host import Prologue, run_body
 from trueup.core.backend.kernels import Kernel
+from trueup.core.backend.trace import Look, Watch, follow
 from trueup.core.graph import Node, State, Value
 from trueup.core.plan import Plan
 from trueup.core.plugins import hookimpl
@@ -62,7 +64,7 @@ class ReferenceExecutable(Executable):
     """Evaluates a plan; each node's results are checked against the inferred types."""
 
     def __init__(self, plan: Plan, target: ReferenceTarget, storage: Storage) -> None:
-        self.plan = plan
+        self.plan, self.states = plan, storage.states
         self.prologue = Prologue(plan, storage.host_states)
         self.leaves: dict[Value, Any] = {}
         for n in plan.order:
@@ -73,13 +75,39 @@ class ReferenceExecutable(Executable):
                     self.leaves[v] = storage.leaf(v, target)
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        graph = self.plan.graph
-        env = dict(self.leaves)
-        env.update((v, inputs[name]) for name, v in graph.inputs.items())
-        env.update(self.prologue.run(inputs))
+        env = self._begin(inputs)
         for n in self.plan.order:
-            env.update(zip(n.outputs, run_body(n, env.__getitem__), strict=True))
-        return {name: np.array(env[v]) for name, v in graph.outputs.items()}
+            self._call(n, env)
+        return self._collect(env)
+
+    def trace(self, inputs: Mapping[str, NDArray[Any]], watch: Watch) -> dict[str, NDArray[Any]]:
+        env = self._begin(inputs)
+
+        def handle(v: Value) -> Any:
+            return self.states[v.name] if isinstance(v, State) else env[v]
+
+        def steps() -> Iterator[tuple[Node, Callable[[], None]]]:
+            for n in self.plan.order:
+                if n.op.view:
+                    self._call(n, env)
+                else:
+                    yield n, partial(self._call, n, env)
+
+        follow(watch, Look(HostMemory(), handle), steps())
+        return self._collect(env)
+
+    def _begin(self, inputs: Mapping[str, NDArray[Any]]) -> dict[Value, Any]:
+        env = dict(self.leaves)
+        env.update((v, inputs[name]) for name, v in self.plan.graph.inputs.items())
+        env.update(self.prologue.run(inputs))
+        return env
+
+    @staticmethod
+    def _call(n: Node, env: dict[Value, Any]) -> None:
+        env.update(zip(n.outputs, run_body(n, env.__getitem__), strict=True))
+
+    def _collect(self, env: Mapping[Value, Any]) -> dict[str, NDArray[Any]]:
+        return {name: np.array(env[v]) for name, v in self.plan.graph.outputs.items()}
 
 
 @hookimpl

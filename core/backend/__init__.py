@@ -5,6 +5,7 @@ from .contract import API, Backend, Capabilities, Device, Executable, Memory, St
 from .kernels import KernelTable, body_kernel
 from .managed import ManagedTarget
 from .memory import HostMemory
+from .trace import Look, Watch, Watcher, observe
 
 __all__ = [
     "API",
@@ -16,10 +17,14 @@ __all__ = [
     "Executable",
     "HostMemory",
     "KernelTable",
+    "Look",
     "ManagedTarget",
     "Memory",
     "Storage",
     "Support",
     "Target",
+    "Watch",
+    "Watcher",
     "body_kernel",
+    "observe",
 ]

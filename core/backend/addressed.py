@@ -22,6 +22,7 @@ from .host import FallbackStep, Prologue, resolve
 from .kernels import KernelTable
 from .memory import HostMemory
 from .table import TableTarget
+from .trace import Look, Watch, follow
 
 
 @dataclass(frozen=True)
@@ -148,15 +149,28 @@ class AddressedExecutable(Executable):
         return sum(f.bytes for f in self.fallbacks)
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        self._feed(inputs)
+        for step in self.steps:
+            step()
+        return self._collect()
+
+    def trace(self, inputs: Mapping[str, NDArray[Any]], watch: Watch) -> dict[str, NDArray[Any]]:
+        self._feed(inputs)
+        nodes = [n for n in self.plan.order if not n.op.view]
+        follow(watch, Look(self.target.memory, self.handle), zip(nodes, self.steps, strict=True))
+        return self._collect()
+
+    def _feed(self, inputs: Mapping[str, NDArray[Any]]) -> None:
+        """Run the prologue, and bring its results and the step's inputs to the device."""
         memory = self.target.memory
         results = self.prologue.run(inputs)
         for name, handle in self.inputs.items():
             memory.upload(handle, inputs[name])
         for v, handle in self.handed.items():
             memory.upload(handle, results[v])
-        for step in self.steps:
-            step()
-        return {name: memory.download(handle) for name, handle in self.outputs.items()}
+
+    def _collect(self) -> dict[str, NDArray[Any]]:
+        return {name: self.target.memory.download(handle) for name, handle in self.outputs.items()}
 
     def close(self) -> None:
         while self.owned:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.core.errors import Unavailable
 from trueup.core.types import TensorType
 from trueup.core.weight import Weight
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from trueup.core.plan import Plan
 
     from .kernels import Kernel
+    from .trace import Watch
 
 API = (1, 0)
 """Version of the contract. A plugin of another major version is refused; one of a newer minor version too."""
@@ -134,6 +136,11 @@ class Executable(ABC):
     @abstractmethod
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """One step: the graph's inputs by name to its outputs by name. Writes the states."""
+
+    def trace(self, inputs: Mapping[str, NDArray[Any]], watch: Watch) -> dict[str, NDArray[Any]]:
+        """The same step with `watch` looking on: the same calls in the same order on the same storage, stopped where it
+        wants. Unavailable where the executable can't be looked into."""
+        raise Unavailable(f"{type(self).__name__} can't be stopped between nodes (it has no `trace`)")
 
     def close(self) -> None:
         """Give back what the executable holds besides its storage."""

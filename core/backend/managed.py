@@ -7,7 +7,8 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .contract import Device, Executable, Storage, row_array
 from .host import FallbackStep, Prologue, resolve
 from .kernels import KernelTable
 from .table import TableTarget
+from .trace import Look, Watch, follow
 
 
 class Cell:
@@ -121,21 +123,41 @@ class ManagedExecutable(Executable):
         self.fallback_bytes = 0
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        graph, memory, target = self.plan.graph, self.target.memory, self.target
-        handed = self.prologue.run(inputs)
-        env = self.env = dict(self.weights)
-        env.update((v, memory.array(inputs[name])) for name, v in graph.inputs.items())
-        env.update((v, memory.array(a)) for v, a in handed.items())
+        self._begin(inputs)
+        for _, step in self._steps():
+            step()
+        return self._collect()
+
+    def trace(self, inputs: Mapping[str, NDArray[Any]], watch: Watch) -> dict[str, NDArray[Any]]:
+        self._begin(inputs)
+        follow(watch, Look(self.target.memory, self._cell), self._steps())
+        return self._collect()
+
+    def _begin(self, inputs: Mapping[str, NDArray[Any]]) -> None:
+        memory, handed = self.target.memory, self.prologue.run(inputs)
+        self.env = dict(self.weights)
+        self.env.update((v, memory.array(inputs[name])) for name, v in self.plan.graph.inputs.items())
+        self.env.update((v, memory.array(a)) for v, a in handed.items())
+
+    def _steps(self) -> Iterator[tuple[Node, Callable[[], None]]]:
+        """The calls in order; views are made as their turn comes."""
         for n in self.plan.order:
             if n.op.view:
-                env[n.outputs[0]] = target.run_view(n, resolve(n.inputs[0], self._get))
-            elif n in self.plan.kernels:
-                self._call(n)
+                self.env[n.outputs[0]] = self.target.run_view(n, resolve(n.inputs[0], self._get))
             else:
-                self._fall_back(n)
-        out = {name: memory.numpy(env[v]) for name, v in graph.outputs.items()}
+                yield n, partial(self._call if n in self.plan.kernels else self._fall_back, n)
+
+    def _collect(self) -> dict[str, NDArray[Any]]:
+        out = {name: self.target.memory.numpy(self.env[v]) for name, v in self.plan.graph.outputs.items()}
         self.env = {}
         return out
+
+    def _cell(self, v: Value) -> Cell:
+        """A handle for the memory, of a value or a whole state."""
+        if isinstance(v, State):
+            cell: Cell = self.storage.states[v.root.name]
+            return cell
+        return Cell(self.env[v])
 
     def _get(self, v: Value) -> Any:
         if isinstance(v, State):
