@@ -61,6 +61,15 @@ AllowFallback = Annotated[
     typer.Option("--allow-fallback", help="Let the reference run what the backend refuses; it is counted and shown."),
 ]
 NoFusion = Annotated[bool, typer.Option("--no-fusion", help="Use no fused kernels.")]
+Verify = Annotated[
+    str | None,
+    typer.Option(
+        "--verify",
+        metavar="reference[:every=N]",
+        help="While it runs, judge every node of every Nth step on the reference; the first wrong one ends it.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 Temperature = Annotated[
@@ -104,6 +113,7 @@ def open_engine(
     fusion: bool,
     sequences: int = 1,
     checkpoints: int = 0,
+    watch: Any = None,
 ) -> Engine:
     """The engine that a command's options describe; raises as `trueup.load` does."""
     from trueup.core.errors import Unavailable
@@ -112,7 +122,7 @@ def open_engine(
     try:
         return load(
             model, backend=backend, context=context, sequences=sequences, checkpoints=checkpoints,
-            allow_fallback=allow_fallback, fusion=fusion, **target_options(backend, threads),
+            allow_fallback=allow_fallback, fusion=fusion, watch=watch, **target_options(backend, threads),
         )  # fmt: skip
     except Unavailable as e:
         if "backend" in str(e):

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from contextlib import closing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,9 +26,13 @@ from trueup.cli.options import (
     Threads,
     TopK,
     TopP,
+    Verify,
     open_engine,
 )
 from trueup.cli.prompt import chat_ids, read_prompt
+
+if TYPE_CHECKING:
+    from trueup.conformance.verify import Verifier
 
 INTERRUPTED = 130
 
@@ -61,6 +65,7 @@ def run(
     threads: Threads = None,
     allow_fallback: AllowFallback = False,
     no_fusion: NoFusion = False,
+    verify: Verify = None,
     echo: Annotated[bool, typer.Option("--echo", help="Write the prompt first.")] = False,
     as_json_: AsJson = False,
 ) -> None:
@@ -72,6 +77,9 @@ def run(
     says so. Alone, `trueup run` lets the bundled model write Python. Tokens are drawn at temperature 0.7 from the
     likeliest 95% with a fixed seed, since a small model that always takes the likeliest token soon repeats itself;
     --temp 0 takes that one.
+
+    --verify reference judges each node as it runs, on what the device gave it, within the bounds of trueup check:
+    fused kernels and states included. A step takes many times as long; reference:every=50 does so with one in 50.
 
     It ends at an end token, a stop text, --max-tokens, or where the context is full. Ctrl-C ends it with exit code 130.
 
@@ -86,12 +94,14 @@ def run(
     text, demo = read_prompt(prompt, file, demo=model is None and not chat)
     if system is not None and not chat:
         raise typer.BadParameter("--system needs --chat")
+    verifier = open_verifier(verify)
     out = Output()
     try:
         started = time.perf_counter()
         engine = open_engine(
-            model, backend=backend, context=ctx, threads=threads, allow_fallback=allow_fallback, fusion=not no_fusion
-        )
+            model, backend=backend, context=ctx, threads=threads, allow_fallback=allow_fallback, fusion=not no_fusion,
+            watch=verifier,
+        )  # fmt: skip
         if chat:
             said = [{"role": "user", "content": text}]
             ids = chat_ids(engine.model, [{"role": "system", "content": system}, *said] if system else said)
@@ -115,7 +125,10 @@ def run(
             raise typer.Exit(INTERRUPTED) from None
     if as_json_:
         name = str(engine.model.file.path) if model is not None else "bundled"
-        json.dump(as_json(out, engine, model=name, load_time=loaded, seed=seed), sys.stdout, allow_nan=False)
+        about = as_json(out, engine, model=name, load_time=loaded, seed=seed)
+        if verifier is not None:
+            about["verified"] = verifier.about()
+        json.dump(about, sys.stdout, allow_nan=False)
         print()
     else:
         if sys.stdout.isatty():
@@ -123,8 +136,23 @@ def run(
         else:
             sys.stdout.flush()
         print(statistics(out, engine), file=sys.stderr)
+        if verifier is not None:
+            print(verifier.summary(), file=sys.stderr)
     if out.finish_reason == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def open_verifier(text: str | None) -> Verifier | None:
+    """What --verify asks for; a usage error where it can't be read."""
+    if text is None:
+        return None
+    from trueup.conformance.errors import KitError
+    from trueup.conformance.verify import Verifier
+
+    try:
+        return Verifier.read(text)
+    except KitError as e:
+        raise typer.BadParameter(f"--verify: {e}") from None
 
 
 def write(text: str) -> None:

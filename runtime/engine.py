@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.core.backend import Device, Executable, Target
+from trueup.core.backend import Device, Executable, Target, Watcher, observe
 from trueup.core.errors import Unavailable
 from trueup.core.plan import Plan, PlanOptions, build_plan
 from trueup.core.plugins import host
@@ -416,16 +416,20 @@ def load(
     allow_fallback: bool = False,
     fusion: bool = True,
     order_seed: int | None = None,
+    watch: Watcher | None = None,
     **target_options: Any,
 ) -> Engine:
     """Open a GGUF file, or without a path the bundled model, on a backend.
 
     `backend` runs what it is told or raises: Unavailable where it can't be opened, Refused where it refuses a node, unless
     `allow_fallback` lets the reference run such nodes. Further options go to the backend, as `threads` to `cpu`. A file that
-    is no model raises GGUFError.
+    is no model raises GGUFError. `watch` is asked before each step who looks on at its nodes, as
+    `trueup.conformance.verify.Verifier` does to judge them.
     """
     model = load_model(path)
     target = open_target(backend, target_options)
+    if watch is not None:
+        observe(target, watch)
     try:
         return Engine(
             model, target, context=context, sequences=sequences, checkpoints=checkpoints, batch=batch, page=page,
