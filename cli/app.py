@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from trueup.cli.backends import backends
 from trueup.cli.chat import chat
 from trueup.cli.check import check
+from trueup.cli.compare import compare
 from trueup.cli.convert import convert
 from trueup.cli.doctor import doctor
 from trueup.cli.errors import expected, one_line
@@ -132,5 +133,5 @@ def trueup(
     settings["traceback"] = traceback
 
 
-for command in (run, chat, inspect, explain, convert, backends, plugins, doctor, check):
+for command in (run, chat, inspect, explain, convert, backends, plugins, doctor, check, compare):
     app.command(command.__name__.replace("_", "-"))(command)

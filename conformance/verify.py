@@ -18,7 +18,7 @@ from trueup.core.graph import Node
 from trueup.core.passes.fuse import Pattern
 from trueup.core.plan import Plan
 
-from .alone import Alone, alone, arrays, shown
+from .alone import Alone, alone, arrays, given, shown
 from .bounds import ACTIVATIONS
 from .compare import same_bits
 from .errors import KitError
@@ -45,6 +45,8 @@ class Finding:
     made: Alone | None = None
     inputs: dict[str, Array] = field(default_factory=dict)
     states: dict[str, Array] = field(default_factory=dict)
+    whole: bool = False
+    """The step as a whole is at fault; `node` is only its last."""
 
     @property
     def op(self) -> str:
@@ -55,12 +57,14 @@ class Finding:
         """As JSON data."""
         n, p = self.node, self.part
         fused = [m.op.name for m in n.op.graph.nodes] if isinstance(n.op, Pattern) else []
+        given_ = {} if self.made is None else given(self.made, self.inputs, self.states)
         return {
-            "step": self.step, "node": n.id, "op": n.op.name, "call": n.describe(), "kernel": self.kernel, "fused": fused,
-            "origin": sorted(n.origin), "wrong": self.wrong, "output": p and p.name, "at": p and p.at,
+            "step": self.step, "whole_step": self.whole, "node": n.id, "op": n.op.name, "call": n.describe(),
+            "kernel": self.kernel, "fused": fused, "origin": sorted(n.origin), "wrong": self.wrong,
+            "output": p and p.name, "at": p and p.at,
             "got": p and _number(p.got), "expected": p and _number(p.expected), "bound": p and _number(p.bound),
             "error_over_bound": p and _number(p.found.worst), "reason": self.reason,
-            "inputs": shown(self.inputs) + shown({f"state {k}": v for k, v in self.states.items()}),
+            "inputs": shown(given_),
         }  # fmt: skip
 
 
@@ -108,8 +112,11 @@ class StepWatch:
         self.tally, self.again, self.run = tally if tally is not None else Tally(), inputs, run
         self.edges, self.ran = plan.graph.edges(), set[Node](n for n in plan.graph.nodes if n.host)
         self.at: tuple[Alone, dict[str, Array], dict[str, Array]] | None = None
+        self.current: Node | None = None
+        """The node whose turn it is; where a step fails, the one that failed."""
 
     def wants(self, node: Node) -> bool:
+        self.current = node
         missing = min((m for m in self._before(node) if m not in self.ran), key=lambda m: m.id, default=None)
         if missing is not None:
             self._say(node, f"it runs before {missing}, which it must follow")
@@ -157,7 +164,11 @@ class StepWatch:
                 self._say(n, "it is in the plan, and was not run")
 
     def _say(self, node: Node, wrong: str) -> None:
-        self.found(Finding(node, self.step, self._kernel(node), wrong))
+        self.found(self.bare(node, wrong))
+
+    def bare(self, node: Node, wrong: str) -> Finding:
+        """A finding without values."""
+        return Finding(node, self.step, self._kernel(node), wrong)
 
     def _kernel(self, node: Node) -> str:
         placed = self.plan.placements.get(node)
