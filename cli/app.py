@@ -23,6 +23,7 @@ from trueup.cli.doctor import doctor
 from trueup.cli.errors import expected, one_line
 from trueup.cli.explain import explain
 from trueup.cli.inspect import inspect
+from trueup.cli.new_backend import new_backend
 from trueup.cli.plugins import plugins
 from trueup.cli.run import run
 from trueup.cli.third_party import plugin_commands
@@ -133,5 +134,5 @@ def trueup(
     settings["traceback"] = traceback
 
 
-for command in (run, chat, inspect, explain, convert, backends, plugins, doctor, check, compare):
+for command in (run, chat, inspect, explain, convert, backends, plugins, doctor, check, compare, new_backend):
     app.command(command.__name__.replace("_", "-"))(command)
