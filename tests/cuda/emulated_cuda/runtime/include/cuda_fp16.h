@@ -1,0 +1,1 @@
+// The shim has these names.
