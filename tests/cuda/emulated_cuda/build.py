@@ -17,6 +17,8 @@ from pathlib import Path
 RUNTIME = Path(__file__).parent / "runtime"
 CHECKS = ("-fsanitize=alignment,bounds,shift-exponent", "-fno-sanitize-recover=all")
 HOOKS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "--param=tsan-distinguish-volatile=1")
+FLAGS = ("-O2", "-std=c++17", "-fPIC", "-w", "-fvisibility=hidden", "-fno-gnu-unique", "-fno-threadsafe-statics")
+FLAGS += ("-fno-strict-aliasing", "-fwrapv", "-fno-math-errno", "-fno-trapping-math")
 IGNORED = (
     "-std=",
     "--std=",
