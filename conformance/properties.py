@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.core.errors import Refused
+from trueup.core.errors import ContractError, Refused
 from trueup.core.graph import Node
 from trueup.core.op import OPS
 
@@ -420,6 +420,11 @@ class Examiner:
             verdict.say("values", f"without the fault: {wrong}")
             return
         step = None
+        try:
+            record(call)
+        except ContractError as e:
+            verdict.say("errors", "", f"refused when it is recorded: {e}")
+            return
         try:
             step = Step(self.rig, call)
             got = step.run(call)

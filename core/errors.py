@@ -11,8 +11,20 @@ class ArgumentError(TypeError):
     """A call of an op does not fit its signature; raised at the call, on arrays and on graph values alike."""
 
 
+class ContractError(ArgumentError, ValueError):
+    """A call of an op that its contract excludes, though shapes and types fit; raised at the call, as ArgumentError is."""
+
+
 class GraphError(ValueError):
     """A graph breaks a rule: a foreign value, an unordered or dropped effect, a cycle, an unused state."""
+
+
+class StrictError(GraphError):
+    """A graph, or a step of it, does something that is allowed and is almost surely a mistake; `faults` lists all."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
 
 
 class PlanError(RuntimeError):

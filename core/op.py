@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import ArgumentError, SignatureError
+from .errors import ArgumentError, ContractError, SignatureError
 from .graph import Graph, Input, State, Value
 from .signature import Param, Signature
 from .types import TensorType
@@ -62,6 +62,8 @@ class Op:
         self.__doc__ = inspect.getdoc(body)
         self.decomposition: Callable[..., Any] | None = None
         self._cost: Callable[..., Cost] | None = None
+        self._required: Callable[..., bool | str] | None = None
+        self._conditions: Callable[..., None] | None = None
         try:
             self._python = inspect.signature(body, eval_str=True)
         except Exception as e:  # an annotation may be any expression
@@ -108,6 +110,39 @@ class Op:
         """Register the cost: the same parameters, called on types."""
         self._cost = function
         return function
+
+    def requires(self, function: Callable[..., bool | str]) -> Callable[..., bool | str]:
+        """Register what a call must meet besides its signature: the same parameters, called on types; True or a sentence.
+
+        Asked for every call, on arrays and when a node is recorded; a sentence is a ContractError.
+        """
+        self._required = function
+        return function
+
+    def conditions(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Register what integer arguments must hold (indices, lengths): the same parameters, called on arrays.
+
+        Arrays of other types hold zeros: only their shapes count. ValueError says what is wrong. The body refuses what
+        it can't do anyway; this may refuse more, and is asked only where a step runs strictly.
+        """
+        self._conditions = function
+        return function
+
+    @property
+    def has_conditions(self) -> bool:
+        return self._conditions is not None
+
+    def check_data(self, args: Sequence[Any], attrs: Mapping[str, Any]) -> None:
+        """ValueError where integer arguments break the op's conditions. `args`: arrays of them, types of all others."""
+        if self._conditions is None:
+            return
+
+        def dummy(x: Any) -> Any:
+            if isinstance(x, tuple):
+                return tuple(map(dummy, x))
+            return np.broadcast_to(np.zeros((), np.float32), x.shape) if isinstance(x, TensorType) else x
+
+        self._conditions(*map(dummy, args), **attrs)
 
     def cost(self, types: Sequence[Any], attrs: Mapping[str, Any]) -> Cost:
         """At least what the op must do; by default each argument and result once, and no arithmetic."""
@@ -184,10 +219,18 @@ class Op:
             tuple(map(TensorType.of, t)) if isinstance(t, tuple) else t if t is None else TensorType.of(t)
             for t in tensors
         ]
-        expected = self.signature.infer(types, attrs)
+        expected = self._infer(types, attrs)
         out = self.body(*tensors, **attrs)
         check_results(self, expected, out)
         return out
+
+    def _infer(self, types: Sequence[Any], attrs: dict[str, Any]) -> tuple[TensorType, ...]:
+        """The results' types of a call that the signature and the op's requirements allow."""
+        results = self.signature.infer(types, attrs)
+        answer = True if self._required is None else self._required(*types, **attrs)
+        if answer is not True:
+            raise ContractError(f"{self.name}: {answer}")
+        return results
 
     def _array(self, p: Param, x: Any) -> Any:
         """What NumPy makes of an argument; ArgumentError where trueup has no type for it."""
@@ -204,7 +247,7 @@ class Op:
             types: Sequence[Any] = [None] * len(self.results)
         else:
             attrs = self._attributes(attrs)
-            types = self.signature.infer(
+            types = self._infer(
                 [tuple(x.type for x in t) if isinstance(t, tuple) else t and t.type for t in tensors], attrs
             )
         outs = graph.record(self, inputs, attrs, types)

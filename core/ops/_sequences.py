@@ -75,6 +75,36 @@ def gather(cache: Array, block_table: Array, seq: int, entries: int) -> Array:
     return found
 
 
+def check_slots(cu_seqlens: Array, slots: Array, state: Array, tokens: int, keep: Array | None) -> None:
+    """ValueError where a slot is no slot, or where two writes of the step go to one: of two sequences, or of `keep`."""
+    taken: dict[int, str] = {}
+    for s, (slot, _) in enumerate(placed(cu_seqlens, slots, state, tokens)):
+        if slot in taken:
+            raise ValueError(f"two sequences of one step have slot {slot}")
+        taken[slot] = f"sequence {s}"
+    for _, rows in spans(cu_seqlens, tokens):
+        for t, slot in kept(keep, rows, state):
+            if slot in taken:
+                raise ValueError(f"keep[{t}] names slot {slot}, which {taken[slot]} writes in the same step")
+            taken[slot] = f"keep[{t}]"
+
+
+def check_pages(
+    cu_seqlens: Array, past: Array, block_table: Array, cache: Array, tokens: int, *, every: int, writes: bool
+) -> None:
+    """ValueError where a page that the step needs is none, or one sequence writes a page that another writes too."""
+    taken: dict[int, int] = {}
+    for s, rows in spans(cu_seqlens, tokens):
+        last = length(past, s, rows)
+        page, _ = pages(block_table, s, np.arange(last // every), cache)
+        if not writes:
+            continue
+        for p in np.unique(page[int(past[s]) // every :]).tolist():
+            if p in taken:
+                raise ValueError(f"sequences {taken[p]} and {s} write to one page, {p}")
+            taken[p] = s
+
+
 def length(past: Array, seq: int, rows: slice) -> int:
     """Tokens of the sequence after the step; ValueError for a negative past."""
     before = int(past[seq])

@@ -10,7 +10,7 @@ from trueup.core.op import Cost, op
 from trueup.core.types import TensorType
 
 from ._arrays import F32, F64, Array, narrow, wide
-from ._sequences import gather, length, spans
+from ._sequences import check_pages, gather, length, spans
 
 
 @op(
@@ -83,6 +83,27 @@ def _attend(q: F64, k: F64, v: F64, scale: float) -> tuple[F64, F64]:
     z = np.sum(e, axis=-1, keepdims=True)
     nothing = m == -np.inf
     return np.where(nothing, 0, (e @ v) / z), np.where(nothing, -np.inf, m + np.log(z))[..., 0]
+
+
+@attention.requires
+def _(
+    q: TensorType, keys: TensorType, values: TensorType, cu_seqlens: TensorType, past: TensorType,
+    block_table: TensorType, selected: TensorType | None, *, scale: float, every: int, block: int, window: int,
+) -> bool | str:  # fmt: skip
+    if every < 1 or block < 1:
+        return f"every and block must be at least 1, got {every} and {block}"
+    return window >= 0 or f"window must be at least 0, got {window}"
+
+
+@attention.conditions
+def _(
+    q: Array, keys: Array, values: Array, cu_seqlens: Array, past: Array, block_table: Array, selected: Array | None, *,
+    scale: float, every: int, block: int, window: int,
+) -> None:  # fmt: skip
+    check_pages(cu_seqlens, past, block_table, keys, len(q), every=every, writes=False)
+    for s, rows in spans(cu_seqlens, len(q)) if selected is not None else ():
+        for t in range(rows.start, rows.stop):
+            _chosen(selected[t], (int(past[s]) + t - rows.start + 1) // every, block, 0, t)  # type: ignore[index]
 
 
 @attention.costs

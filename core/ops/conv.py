@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from trueup.core.errors import ArgumentError
 from trueup.core.op import op
+from trueup.core.types import TensorType
 
 from ._arrays import F32, Array, narrow, wide
-from ._sequences import placed, push
+from ._sequences import check_slots, placed, push
 
 
 @op(
@@ -42,6 +42,21 @@ def causal_conv(
     return out
 
 
+@causal_conv.requires
+def _(
+    x: TensorType, weight: TensorType, cu_seqlens: TensorType, slots: TensorType, tail: TensorType,
+    keep: TensorType | None, *, dilation: int,
+) -> bool | str:  # fmt: skip
+    return dilation >= 1 or f"dilation must be at least 1, got {dilation}"
+
+
+@causal_conv.conditions
+def _(
+    x: Array, weight: Array, cu_seqlens: Array, slots: Array, tail: Array, keep: Array | None, *, dilation: int
+) -> None:
+    check_slots(cu_seqlens, slots, tail, len(x), keep)
+
+
 @op(
     "x[tokens, n], cu_seqlens[seqs+1]:i32, slots[seqs]:i32, &tail[slot, every-1, n], keep?[tokens]:i32 "
     "-> out[tokens, n]"
@@ -65,6 +80,11 @@ def trailing_mean(x: F32, cu_seqlens: Array, slots: Array, tail: F32, keep: Arra
     return out
 
 
+@trailing_mean.conditions
+def _(x: Array, cu_seqlens: Array, slots: Array, tail: Array, keep: Array | None, *, every: int) -> None:
+    check_slots(cu_seqlens, slots, tail, len(x), keep)
+
+
 @op(
     "x[tokens, ...]:any, cu_seqlens[seqs+1]:i32, slots[seqs]:i32, &tail[slot, by, ...]:any, keep?[tokens]:i32 "
     "-> out[tokens, ...]"
@@ -72,13 +92,23 @@ def trailing_mean(x: F32, cu_seqlens: Array, slots: Array, tail: F32, keep: Arra
 def delay(x: Array, cu_seqlens: Array, slots: Array, tail: Array, keep: Array | None = None, *, by: int) -> Array:
     """Each row becomes the one `by` rows before it in its sequence, from the tail where the step does not hold it.
 
-    Values pass bit for bit; the tail must be of x's type, else ArgumentError. tail and keep are as in causal_conv.
+    Values pass bit for bit; the tail must be of x's type, else ContractError. tail and keep are as in causal_conv.
     """
-    if x.dtype != tail.dtype:
-        raise ArgumentError(f"delay: tail must be of x's type, {x.dtype}, got {tail.dtype}")
     out = np.zeros(x.shape, x.dtype)
     for slot, rows in placed(cu_seqlens, slots, tail, len(x)):
         history = np.concatenate([tail[slot], x[rows]])
         out[rows] = history[: rows.stop - rows.start]
         push(tail, slot, history, rows, keep)
     return out
+
+
+@delay.requires
+def _(
+    x: TensorType, cu_seqlens: TensorType, slots: TensorType, tail: TensorType, keep: TensorType | None, *, by: int
+) -> bool | str:
+    return x.dtype == tail.dtype or f"tail must be of x's type, {x.dtype}, got {tail.dtype}"
+
+
+@delay.conditions
+def _(x: Array, cu_seqlens: Array, slots: Array, tail: Array, keep: Array | None, *, by: int) -> None:
+    check_slots(cu_seqlens, slots, tail, len(x), keep)

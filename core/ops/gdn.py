@@ -15,7 +15,7 @@ from trueup.core.op import Cost, op
 from trueup.core.types import TensorType
 
 from ._arrays import F32, F64, Array, narrow, wide
-from ._sequences import kept, placed, spans
+from ._sequences import check_slots, kept, placed, spans
 
 
 @op("a[tokens, heads], bias[heads]:weight, rate[heads]:weight -> decay[tokens, heads]")
@@ -74,6 +74,14 @@ def gated_delta_rule(
                 state[wanted[t]] = s
         state[slot] = s
     return out
+
+
+@gated_delta_rule.conditions
+def _(
+    q: Array, k: Array, v: Array, decay: Array, beta: Array, cu_seqlens: Array, slots: Array, state: Array,
+    keep: Array | None, *, scale: float, tiled: bool,
+) -> None:  # fmt: skip
+    check_slots(cu_seqlens, slots, state, len(v), keep)
 
 
 @gated_delta_rule.costs
@@ -153,6 +161,25 @@ def chunk_wy(k: F32, v: F32, decay: F32, beta: F32, cu_seqlens: Array, *, chunk:
     return w, u
 
 
+@chunk_wy.requires
+def _(
+    k: TensorType,
+    v: TensorType,
+    decay: TensorType,
+    beta: TensorType,
+    cu_seqlens: TensorType,
+    *,
+    chunk: int,
+    tiled: bool,
+) -> bool | str:
+    return chunk >= 1 or f"chunk must be at least 1, got {chunk}"
+
+
+@chunk_wy.conditions
+def _(k: Array, v: Array, decay: Array, beta: Array, cu_seqlens: Array, *, chunk: int, tiled: bool) -> None:
+    list(spans(cu_seqlens, len(v)))
+
+
 @op(
     "q[tokens, kheads, dk], k[tokens, kheads, dk], w[tokens, rep*kheads, dk], u[tokens, rep*kheads, dv], "
     "decay[tokens, rep*kheads], cu_seqlens[seqs+1]:i32, slots[seqs]:i32, &state[slot, rep*kheads, dk, dv], "
@@ -198,6 +225,22 @@ def chunk_delta_scan(
             s = wide(narrow(_after(s, key, d, fade, len(key) - 1)))
         state[slot] = narrow(s)
     return out
+
+
+@chunk_delta_scan.requires
+def _(
+    q: TensorType, k: TensorType, w: TensorType, u: TensorType, decay: TensorType, cu_seqlens: TensorType,
+    slots: TensorType, state: TensorType, keep: TensorType | None, *, chunk: int, scale: float, tiled: bool,
+) -> bool | str:  # fmt: skip
+    return chunk >= 1 or f"chunk must be at least 1, got {chunk}"
+
+
+@chunk_delta_scan.conditions
+def _(
+    q: Array, k: Array, w: Array, u: Array, decay: Array, cu_seqlens: Array, slots: Array, state: Array,
+    keep: Array | None, *, chunk: int, scale: float, tiled: bool,
+) -> None:  # fmt: skip
+    check_slots(cu_seqlens, slots, state, len(u), keep)
 
 
 def _after(s: F64, key: F64, d: F64, fade: F64, t: int) -> F64:

@@ -57,6 +57,16 @@ def _check(op: str, experts: Array, count: int) -> None:
         raise ValueError(f"{op}: experts{list(at)} is {int(experts[at])}, of {count} experts")
 
 
+@expert_linear.conditions
+def _(x: Array, experts: Array, weight: Array) -> None:
+    _check("expert_linear", experts, weight.shape[0])
+
+
+@expert_combine.conditions
+def _(h: Array, experts: Array, mix: Array, weight: Array) -> None:
+    _check("expert_combine", experts, weight.shape[0])
+
+
 @expert_linear.costs
 def _(x: TensorType, experts: TensorType, weight: TensorType) -> Cost:
     tokens, k = experts.shape

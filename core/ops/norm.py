@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from trueup.core.op import op
+from trueup.core.types import TensorType
 
 from ._arrays import F32, F64, narrow, wide
 from .elementwise import mul, sigmoid, silu
@@ -39,11 +40,14 @@ def gated_rms_norm(x: F32, gate: F32, weight: Any, *, eps: float, activation: st
 
     `activation` is "silu" (Qwen3-Next, Qwen3.5) or "sigmoid" (Qwen4-Exp); another is a ValueError.
     """
-    if activation not in ("silu", "sigmoid"):
-        raise ValueError(f"gated_rms_norm: activation must be 'silu' or 'sigmoid', got {activation!r}")
     g = wide(gate)
     opened = 1 / (1 + np.exp(-g))
     return narrow(_rms(wide(x), eps) * wide(weight) * (opened if activation == "sigmoid" else g * opened))
+
+
+@gated_rms_norm.requires
+def _(x: TensorType, gate: TensorType, weight: TensorType, *, eps: float, activation: str) -> bool | str:
+    return activation in ("silu", "sigmoid") or f"activation must be 'silu' or 'sigmoid', got {activation!r}"
 
 
 @gated_rms_norm.decompose

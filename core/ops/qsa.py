@@ -9,7 +9,7 @@ from trueup.core.types import TensorType
 
 from ._arrays import F32, Array, narrow, wide
 from ._matmul import dots
-from ._sequences import gather, length, spans
+from ._sequences import check_pages, gather, length, spans
 
 
 @op(
@@ -53,6 +53,22 @@ def index_scores(
             n = (last - rows.stop + t + 1) // every
             out[t, :n] = scores[t - rows.start, :n]
     return out
+
+
+@index_scores.requires
+def _(
+    q: TensorType, keys: TensorType, cu_seqlens: TensorType, past: TensorType, block_table: TensorType,
+    weights: TensorType | None, *, every: int, scale: float,
+) -> bool | str:  # fmt: skip
+    return every >= 1 or f"every must be at least 1, got {every}"
+
+
+@index_scores.conditions
+def _(
+    q: Array, keys: Array, cu_seqlens: Array, past: Array, block_table: Array, weights: Array | None, *, every: int,
+    scale: float,
+) -> None:  # fmt: skip
+    check_pages(cu_seqlens, past, block_table, keys, len(q), every=every, writes=False)
 
 
 @index_scores.costs

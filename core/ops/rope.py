@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trueup.core.op import op
+from trueup.core.types import TensorType
 
 from ._arrays import F32, Array, narrow, wide
 
@@ -35,10 +36,7 @@ def rope(
     is missing.
     """
     half = len(freqs)
-    if start < 0 or start + 2 * half > x.shape[2]:
-        raise ValueError(f"rope: {half} pairs from dim {start} on leave a head of {x.shape[2]}")
-    if np.any((component < 0) | (component >= positions.shape[1])):
-        raise ValueError(f"rope: component {component.tolist()} of {positions.shape[1]} components of a position")
+    _check(component, positions)
     angle = positions[:, component] * wide(freqs) * (-1 if inverse else 1)
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
     if interleaved:
@@ -50,6 +48,28 @@ def rope(
     out[..., first] = narrow(a * cos - b * sin)
     out[..., second] = narrow(b * cos + a * sin)
     return out
+
+
+def _check(component: Array, positions: Array) -> None:
+    if np.any((component < 0) | (component >= positions.shape[1])):
+        raise ValueError(f"rope: component {component.tolist()} of {positions.shape[1]} components of a position")
+
+
+@rope.requires
+def _(
+    x: TensorType, positions: TensorType, freqs: TensorType, component: TensorType, *, start: int, interleaved: bool,
+    inverse: bool,
+) -> bool | str:  # fmt: skip
+    half = freqs.shape[0]
+    fits = 0 <= start and start + 2 * half <= x.shape[2]
+    return fits or f"{half} pairs from dim {start} on leave a head of {x.shape[2]}"
+
+
+@rope.conditions
+def _(
+    x: Array, positions: Array, freqs: Array, component: Array, *, start: int, interleaved: bool, inverse: bool
+) -> None:
+    _check(component, positions)
 
 
 def rope_frequencies(*, dims: int, base: float) -> F32:

@@ -29,6 +29,11 @@ def take_rows(x: Array, at: Array) -> Array:
     return out
 
 
+@take_rows.conditions
+def _(x: Array, at: Array) -> None:
+    _in_range("take_rows", "index", at, -1, x.shape[0])
+
+
 @op("table[vocab, n]:weight, ids[...]:i32 -> out[..., n]:f32")
 def embed(table: Any, ids: Array) -> F32:
     """Rows of a table by id, as float32: out[...] = table[ids[...]].
@@ -37,6 +42,11 @@ def embed(table: Any, ids: Array) -> F32:
     """
     _in_range("embed", "id", ids, 0, table.shape[0])
     return np.asarray(table[ids], np.float32)
+
+
+@embed.conditions
+def _(table: Array, ids: Array) -> None:
+    _in_range("embed", "id", ids, 0, table.shape[0])
 
 
 def _in_range(op: str, what: str, at: Array, low: int, high: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trueup.core.op import op
+from trueup.core.types import TensorType
 
 from ._arrays import F32, Array
 
@@ -20,14 +21,17 @@ def top_k(scores: F32, *, k: int) -> tuple[F32, Array]:
 
     ValueError where k exceeds candidates. k = 0 and rows = 0 give empty results.
     """
-    if k > scores.shape[1]:
-        raise ValueError(f"top_k: k is {k}, which exceeds the {scores.shape[1]} candidates")
     # Sorted rising and stably: numbers negated, then NaN, then -inf, in float64, where there is room between.
     rank = np.negative(scores, dtype=np.float64)
     rank = np.where(np.isnan(scores), 1e300, rank)
     order = np.argsort(rank, axis=-1, kind="stable")[:, :k]
     values = np.take_along_axis(scores, order, axis=-1)
     return values, np.where(values == -np.inf, -1, order).astype(np.int32)
+
+
+@top_k.requires
+def _(scores: TensorType, *, k: int) -> bool | str:
+    return k <= scores.shape[1] or f"k is {k}, which exceeds the {scores.shape[1]} candidates"
 
 
 @op("scores[rows, candidates] -> indices[rows]:i32")
@@ -37,7 +41,10 @@ def argmax(scores: F32) -> Array:
     So whoever reads scores[row, index] sees the NaN, which sampling refuses. A row of -inf alone gives 0. ValueError
     where there are no candidates.
     """
-    if scores.shape[1] == 0:
-        raise ValueError(f"argmax: {scores.shape[0]} rows of 0 candidates")
     found: Array = np.argmax(scores, axis=-1).astype(np.int32)
     return found
+
+
+@argmax.requires
+def _(scores: TensorType) -> bool | str:
+    return scores.shape[1] > 0 or f"{scores.shape[0]} rows of 0 candidates"

@@ -74,5 +74,5 @@ def test_pages_that_are_not_there_are_refused_and_nothing_is_written(
 
 
 def test_a_cache_of_another_type_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="cache must be of the rows' type, float32, got float16"):
+    with pytest.raises(ArgumentError, match="cache must be of the rows' type, f32, got f16"):
         paged_append(F([1]), I([0, 1]), I([0]), I([[0]]), np.zeros((1, 1), np.float16))

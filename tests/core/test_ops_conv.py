@@ -70,7 +70,7 @@ def test_delay_by_hand_in_any_type() -> None:
 
 
 def test_delay_refuses_a_tail_of_another_type() -> None:
-    with pytest.raises(ArgumentError, match="tail must be of x's type, int32, got float32"):
+    with pytest.raises(ArgumentError, match="tail must be of x's type, i32, got f32"):
         delay(I([1]), I([0, 1]), I([0]), np.zeros((1, 1), F), by=1)
 
 
