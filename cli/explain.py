@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trueup.cli.options import AsJson, BackendName, Context, ModelFile, NoFusion, Threads, open_engine
+from trueup.cli.options import AsJson, BackendName, Context, ModelFile, NoFusion, Strict, Threads, open_engine
 from trueup.cli.show import console, dump, lines, size, table
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def explain(
     ctx: Context = None,
     threads: Threads = None,
     no_fusion: NoFusion = False,
+    strict: Strict = False,
     views: Annotated[
         bool, typer.Option("--views", help="Show views, too, which have no kernel and no memory.")
     ] = False,
@@ -59,8 +60,9 @@ def explain(
     from trueup.cli.plan_view import rows
 
     engine = open_engine(
-        model, backend=backend, context=ctx, threads=threads, allow_fallback=True, fusion=not no_fusion, sequences=seqs
-    )
+        model, backend=backend, context=ctx, threads=threads, allow_fallback=True, fusion=not no_fusion, sequences=seqs,
+        strict=strict,
+    )  # fmt: skip
     shape = engine.shape(tokens, seqs)
     plan = engine.plan(shape)
     listed = rows(plan)

@@ -61,6 +61,13 @@ AllowFallback = Annotated[
     typer.Option("--allow-fallback", help="Let the reference run what the backend refuses; it is counted and shown."),
 ]
 NoFusion = Annotated[bool, typer.Option("--no-fusion", help="Use no fused kernels.")]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Refuse what is outside of an op's contract, in the graph and in each step: for authors of models.",
+    ),
+]
 Verify = Annotated[
     str | None,
     typer.Option(
@@ -114,6 +121,7 @@ def open_engine(
     sequences: int = 1,
     checkpoints: int = 0,
     watch: Any = None,
+    strict: bool = False,
 ) -> Engine:
     """The engine that a command's options describe; raises as `trueup.load` does."""
     from trueup.core.errors import Unavailable
@@ -122,7 +130,7 @@ def open_engine(
     try:
         return load(
             model, backend=backend, context=context, sequences=sequences, checkpoints=checkpoints,
-            allow_fallback=allow_fallback, fusion=fusion, watch=watch, **target_options(backend, threads),
+            allow_fallback=allow_fallback, fusion=fusion, strict=strict, watch=watch, **target_options(backend, threads),
         )  # fmt: skip
     except Unavailable as e:
         if "backend" in str(e):

@@ -21,6 +21,7 @@ from trueup.cli.options import (
     ModelFile,
     NoFusion,
     Stop,
+    Strict,
     System,
     Temperature,
     Threads,
@@ -66,6 +67,7 @@ def run(
     allow_fallback: AllowFallback = False,
     no_fusion: NoFusion = False,
     verify: Verify = None,
+    strict: Strict = False,
     echo: Annotated[bool, typer.Option("--echo", help="Write the prompt first.")] = False,
     as_json_: AsJson = False,
 ) -> None:
@@ -100,7 +102,7 @@ def run(
         started = time.perf_counter()
         engine = open_engine(
             model, backend=backend, context=ctx, threads=threads, allow_fallback=allow_fallback, fusion=not no_fusion,
-            watch=verifier,
+            strict=strict, watch=verifier,
         )  # fmt: skip
         if chat:
             said = [{"role": "user", "content": text}]

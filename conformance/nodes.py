@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.core.alone import Alone
 from trueup.core.graph import Graph, Node, State
 
-from .alone import Alone
 from .bounds import Judged, bounds, reason
 from .build import Call
 from .compare import Found, dense, same_bits, selection

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 import trueup.core.ops  # noqa: F401  # registers the ops that a file may name
+from trueup.core.alone import Alone
 from trueup.core.errors import ArgumentError, GraphError
 from trueup.core.files import whole_file
 from trueup.core.graph import Graph, Input, State, Value
@@ -26,7 +27,6 @@ from trueup.core.state import Capacity, PerSequence, PerToken, StateKind
 from trueup.core.types import TensorType
 from trueup.core.weight import Weight
 
-from .alone import Alone
 from .compare import same_bits
 from .errors import KitError
 from .harness import Rig

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.core.alone import Alone, alone
 from trueup.core.backend import Look, Target, Watch
 from trueup.core.graph import Node
 from trueup.core.passes.fuse import Pattern
 from trueup.core.plan import Plan
 
-from .alone import Alone, alone, arrays, given, shown
 from .bounds import ACTIVATIONS
 from .compare import same_bits
 from .errors import KitError
+from .given import arrays, given, shown
 from .nodes import Expected, Part, expect, judge
 
 Array = NDArray[Any]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.core.alone import Alone
 from trueup.core.backend import Executable, HostMemory, Look, Storage, Support, Target, Watch, observe
 from trueup.core.backend.kernels import Kernel
 from trueup.core.errors import Refused, Unavailable
@@ -26,7 +27,6 @@ from trueup.core.weight import Weight
 from trueup.models import Model
 from trueup.runtime import Engine, Session
 
-from .alone import Alone
 from .compare import same_bits
 from .errors import KitError
 from .harness import Blamed, Rig, Spec, open_target

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from .errors import GraphError
+from .errors import GraphError, StrictError
 from .state import Capacity, StateKind
 from .types import TensorType
 from .weight import Weight
@@ -163,10 +163,14 @@ Edges = dict[Node, set[Node]]
 
 
 class Graph:
-    """Records the nodes of one step. `capacity` sizes its states; a pattern is a graph without shapes."""
+    """Records the nodes of one step. `capacity` sizes its states; a pattern is a graph without shapes.
 
-    def __init__(self, capacity: Capacity | None = None, *, pattern: bool = False) -> None:
-        self.capacity, self.pattern = capacity, pattern
+    `strict`: a node that the strict mode refuses by itself is a StrictError where it is recorded; for the rest of that
+    mode see `passes.strict`.
+    """
+
+    def __init__(self, capacity: Capacity | None = None, *, pattern: bool = False, strict: bool = False) -> None:
+        self.capacity, self.pattern, self.strict = capacity, pattern, strict
         self.nodes: list[Node] = []
         self.inputs: dict[str, Value] = {}
         self.weights: dict[str, Value] = {}
@@ -258,10 +262,19 @@ class Graph:
         for r, t in zip(op.results, types, strict=True):
             name = f"{op.name}.{node.id}" + (f".{r.name}" if len(types) > 1 else "")
             node.outputs.append(self._view_of(node, name, t) if op.view and t else Value(self, name, t, node))
+        if self.strict:
+            self._refuse(node)
         self.nodes.append(node)
         if key is not None:
             self._pure[key] = node
         return node.outputs
+
+    @staticmethod
+    def _refuse(node: Node) -> None:
+        from .passes.strict import node_faults  # which knows graphs
+
+        if faults := node_faults(node):
+            raise StrictError(faults)
 
     def _view_of(self, node: Node, name: str, type: TensorType) -> Value:
         source = node.inputs[0]

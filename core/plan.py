@@ -18,6 +18,7 @@ from .passes.legalize import legalize
 from .passes.memory import MemoryPlan, plan_memory
 from .passes.place import Placement, place
 from .passes.schedule import schedule
+from .passes.strict import strict
 from .passes.verify import verify
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
 class PlanOptions:
     """How a graph becomes a plan. Part of the key by which plans are cached.
 
-    `order_seed`: a random legal order instead of program order, for tests and for those who hunt a race.
+    `order_seed`: a random legal order instead of program order, for tests and for those who hunt a race. `strict`: what
+    the strict mode refuses is a StrictError (`passes.strict`).
     """
 
     allow_fallback: bool = False
     fusion: bool = True
     order_seed: int | None = None
+    strict: bool = False
 
 
 @dataclass(eq=False)
@@ -61,6 +64,8 @@ class Plan:
 def build_plan(graph: Graph, target: Target, options: PlanOptions = PlanOptions()) -> Plan:
     """The plan of a graph on a target; Refused where the target refuses a node and falling back was not asked for."""
     verify(graph)
+    if options.strict:
+        strict(graph)
     fusions: list[FusionReport] = []
     if options.fusion and target.patterns:
         graph, fusions = fuse(graph, target.patterns, target.accepts)

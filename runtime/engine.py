@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.core.backend import Device, Executable, Target, Watcher, observe
+from trueup.core.backend import Device, Executable, Target, Watcher, conditions, observe
 from trueup.core.errors import Unavailable
 from trueup.core.plan import Plan, PlanOptions, build_plan
 from trueup.core.plugins import host
@@ -416,6 +416,7 @@ def load(
     allow_fallback: bool = False,
     fusion: bool = True,
     order_seed: int | None = None,
+    strict: bool = False,
     watch: Watcher | None = None,
     **target_options: Any,
 ) -> Engine:
@@ -423,17 +424,20 @@ def load(
 
     `backend` runs what it is told or raises: Unavailable where it can't be opened, Refused where it refuses a node, unless
     `allow_fallback` lets the reference run such nodes. Further options go to the backend, as `threads` to `cpu`. A file that
-    is no model raises GGUFError. `watch` is asked before each step who looks on at its nodes, as
+    is no model raises GGUFError. `strict` refuses, by a StrictError, a graph or a step that is outside of what its ops
+    promise, as docs/add-a-model.md lists it. `watch` is asked before each step who looks on at its nodes, as
     `trueup.conformance.verify.Verifier` does to judge them.
     """
     model = load_model(path)
     target = open_target(backend, target_options)
-    if watch is not None:
-        observe(target, watch)
+    for watcher in (conditions if strict else None, watch):
+        if watcher is not None:
+            observe(target, watcher)
     try:
         return Engine(
             model, target, context=context, sequences=sequences, checkpoints=checkpoints, batch=batch, page=page,
-            options=PlanOptions(allow_fallback, fusion, order_seed), target_options=tuple(sorted(target_options.items())),
+            options=PlanOptions(allow_fallback, fusion, order_seed, strict),
+            target_options=tuple(sorted(target_options.items())),
         )  # fmt: skip
     except BaseException:
         target.close()

@@ -5,6 +5,7 @@ from .contract import API, Backend, Capabilities, Device, Executable, Memory, St
 from .kernels import KernelTable, body_kernel
 from .managed import ManagedTarget
 from .memory import HostMemory
+from .strict import conditions
 from .trace import Look, Watch, Watcher, observe
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "Watch",
     "Watcher",
     "body_kernel",
+    "conditions",
     "observe",
 ]

@@ -67,6 +67,29 @@ Watcher = Callable[[Target, Plan], Watch | None]
 """Asked before each step of a plan who looks on at it; None: nobody, and the plan runs as ever."""
 
 
+class Both:
+    """Two who look on at one step, each where it wants."""
+
+    def __init__(self, *watches: Watch) -> None:
+        self.watches, self.here = watches, list[Watch]()
+
+    def wants(self, node: Node) -> bool:
+        self.here = [w for w in self.watches if w.wants(node)]
+        return bool(self.here)
+
+    def before(self, node: Node, look: Look) -> None:
+        for w in self.here:
+            w.before(node, look)
+
+    def after(self, node: Node, look: Look) -> None:
+        for w in self.here:
+            w.after(node, look)
+
+    def end(self) -> None:
+        for w in self.watches:
+            w.end()
+
+
 class Observed(Executable):
     """An executable whose steps a watcher may look on at."""
 
@@ -78,7 +101,8 @@ class Observed(Executable):
         return self.inner.run(inputs) if watch is None else self.inner.trace(inputs, watch)
 
     def trace(self, inputs: Mapping[str, NDArray[Any]], watch: Watch) -> dict[str, NDArray[Any]]:
-        return self.inner.trace(inputs, watch)
+        own = self.watcher(self.target, self.plan)
+        return self.inner.trace(inputs, watch if own is None else Both(own, watch))
 
     def close(self) -> None:
         self.inner.close()
@@ -88,7 +112,7 @@ class Observed(Executable):
 
 
 def observe(target: Target, watcher: Watcher) -> None:
-    """Let `watcher` decide for every step of every plan that the target compiles from now on."""
+    """Let `watcher` decide for every step of every plan that the target compiles from now on; beside those before it."""
     compile = target.compile
     target.compile = lambda plan, storage: Observed(  # type: ignore[method-assign]
         compile(plan, storage), target, watcher

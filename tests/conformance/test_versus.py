@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from trueup.conformance import replay
-from trueup.conformance.alone import Alone, alone, given, shown
 from trueup.conformance.errors import KitError
+from trueup.conformance.given import given, shown
 from trueup.conformance.harness import Rig, Spec, open_target
 from trueup.conformance.nodes import expect, judge
 from trueup.conformance.versus import Compared, compare, saved
 from trueup.conformance.versus import replay as run_again
+from trueup.core.alone import Alone, alone
 from trueup.core.graph import Graph
 from trueup.core.ops import columns, gated_delta_rule, merge_attention, paged_append, split_heads, top_k
 from trueup.core.plan import PlanOptions
