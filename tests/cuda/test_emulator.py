@@ -216,6 +216,93 @@ def test_a_block_that_waits_twenty_times_costs_little(cuda: CUDA) -> None:
     assert best < 2e-3, f"{best * 1e3:.2f} ms a block"
 
 
+TENSOR_CORES = r"""
+#include <cuda_bf16.h>
+__device__ __forceinline__ unsigned at(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+// One tile: d = a b + c, a [16, 16] and b [16, 8] of bf16 as they lie in row-major order.
+extern "C" __global__ void bf16(const uint4 *a, const uint4 *b, const float *c, float *d)
+{
+    __shared__ __align__(16) unsigned short as[16][16 + 8], bs[16][8];
+    const int lane = threadIdx.x, g = lane / 4, t = lane % 4 * 2;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(at(&as[lane / 2][lane % 2 * 8])), "l"(a + lane));
+    if (lane < 16) asm volatile("cp.async.cg.shared.global [%0], [%1], %2;" : : "r"(at(bs[lane])), "l"(b + lane), "n"(16));
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(0));
+    __syncwarp();
+    unsigned ra[4], rb[2];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(ra[0]), "=r"(ra[1]), "=r"(ra[2]), "=r"(ra[3])
+                 : "r"(at(&as[lane % 16][lane / 16 * 8])));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(rb[0]), "=r"(rb[1]) : "r"(at(bs[lane % 16])));
+    float s[4] = {c[g * 8 + t], c[g * 8 + t + 1], c[(g + 8) * 8 + t], c[(g + 8) * 8 + t + 1]};
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
+                 : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]));
+    d[g * 8 + t] = s[0], d[g * 8 + t + 1] = s[1], d[(g + 8) * 8 + t] = s[2], d[(g + 8) * 8 + t + 1] = s[3];
+}
+
+// a [16, 32] and b transposed, [8, 32], of bytes.
+extern "C" __global__ void s8(const int *a, const int *b, int *d)
+{
+    const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
+    int s[4] = {};
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+        : "=r"(s[0]), "=r"(s[1]), "=r"(s[2]), "=r"(s[3])
+        : "r"(a[g * 8 + t]), "r"(a[(g + 8) * 8 + t]), "r"(a[g * 8 + t + 4]), "r"(a[(g + 8) * 8 + t + 4]),
+          "r"(b[g * 8 + t]), "r"(b[g * 8 + t + 4]), "r"(0), "r"(0), "r"(0), "r"(0));
+    d[g * 8 + 2 * t] = s[0], d[g * 8 + 2 * t + 1] = s[1], d[(g + 8) * 8 + 2 * t] = s[2], d[(g + 8) * 8 + 2 * t + 1] = s[3];
+}
+
+extern "C" __global__ void hints(const float4 *x, float4 *y)
+{
+    float4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(x + threadIdx.x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v.x) : "f"(v.x));
+    asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(y + threadIdx.x), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w));
+}
+"""
+
+
+def as_bf16(x: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Values that bf16 holds, as stored and as they are."""
+    bits = (x.view(np.uint32) >> 16).astype(np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@pytest.mark.parametrize("kind", [{}, {"checked": True}], ids=["plain", "checked"])
+def test_tensor_cores_and_asynchronous_copies(cuda: CUDA, kind: dict[str, Any]) -> None:
+    run = cuda(TENSOR_CORES, **kind)
+    (a, fa), (b, fb), c = as_bf16(normal(16, 16)), as_bf16(normal(16, 8, seed=1)), normal(16, 8, seed=2)
+    *_, d = run("bf16", a, b, c, np.empty((16, 8), np.float32))
+    np.testing.assert_allclose(d, fa @ fb + c, atol=1e-5)
+    random = np.random.default_rng(3)
+    x, y = (random.integers(-128, 128, (n, 32)).astype(np.int8) for n in (16, 8))
+    *_, d = run("s8", x, y, np.empty((16, 8), np.int32))
+    np.testing.assert_array_equal(d, x.astype(np.int32) @ y.astype(np.int32).T)
+    v = normal(32, 4)
+    _, w = run("hints", v, np.empty_like(v))
+    np.testing.assert_allclose(w, np.concatenate([2 ** v[:, :1], v[:, 1:]], 1), rtol=1e-6)
+
+
+def test_an_asynchronous_copy_that_is_not_waited_for(cuda: CUDA) -> None:
+    source = TENSOR_CORES.replace('"cp.async.wait_group %0;" ::"n"(0)', '"cp.async.wait_group %0;" ::"n"(1)')
+    *_, d = cuda(source)(
+        "bf16", *(np.zeros((16, n), np.uint16) for n in (16, 8)), *(np.zeros((16, 8), np.float32),) * 2
+    )
+    assert np.isnan(d).any()
+
+
+def test_ptx_that_the_emulator_does_not_know(cuda: CUDA) -> None:
+    from emulated_cuda.build import CompileError
+
+    with pytest.raises(CompileError, match=r"does not know the PTX instruction wgmma.fence.sync.aligned"):
+        cuda(kernel('asm volatile("wgmma.fence.sync.aligned;");'))
+
+
 # -- faults, each planted ---------------------------------------------------------------------------------------------
 
 PLAIN, CHECKED, ORDERS = {}, {"checked": True}, {"orders": (0, 1, 2)}

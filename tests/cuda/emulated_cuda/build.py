@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import ptx
+
 RUNTIME = Path(__file__).parent / "runtime"
 CHECKS = ("-fsanitize=alignment,bounds,shift-exponent", "-fno-sanitize-recover=all")
 HOOKS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "--param=tsan-distinguish-volatile=1")
@@ -77,7 +79,7 @@ def compile_kernels(
     defines, flags = _options(options)
     text = preprocess(source, name, defines)
     text, kernels = translate(text)
-    shim = "".join((RUNTIME / n).read_text() for n in ("shim.h", "halves.h", "engine.h"))
+    shim = "".join((RUNTIME / n).read_text() for n in ("shim.h", "halves.h", "ptx.h", "engine.h"))
     flags = [*FLAGS, *_machine(), *flags, *CHECKS]
     if checked:
         flags += [*HOOKS, "-DEMU_CHECKED"]
@@ -157,6 +159,10 @@ def translate(text: str) -> tuple[str, list[str]]:
         return out + "\n" * m[0].count("\n")
 
     kernels = list(_kernels(text))
+    try:
+        text = ptx.rewrite(text, _closed, _split)
+    except ptx.PtxError as e:
+        raise CompileError(str(e)) from None
     out = SHARED.sub(asked, text)
     for name, bound in kernels:
         out += (

@@ -189,8 +189,9 @@ Worker::Worker()
         mprotect(stacks + (STACK + PAGE) * i, PAGE, PROT_NONE); // what runs over its stack is stopped
         threads[i].sp = nullptr;
     }
-    statics = reserve(STATIC_ROOM);
-    dynamics = reserve(DYNAMIC_ROOM + 2 * PAGE) + PAGE;
+    statics = reserve(STATIC_ROOM + DYNAMIC_ROOM + 3 * PAGE) + PAGE;
+    dynamics = statics + STATIC_ROOM + PAGE;
+    mprotect(statics - PAGE, PAGE, PROT_NONE);
     races.base[0] = statics, races.base[1] = dynamics;
     mprotect(dynamics - PAGE, PAGE, PROT_NONE);
     mprotect(dynamics + DYNAMIC_ROOM, PAGE, PROT_NONE);
@@ -262,7 +263,12 @@ static bool gather(Warp &w, Thread *self)
     }
     const uint64_t first = self->value;
     uint64_t joined = first;
-    if (self->ask >= Ask::ballot) {
+    if (self->ask == Ask::call) {
+        void *each[WARP];
+        if (waiting != ~0u) fail(site(self->what, self->line) + " needs all lanes of the warp, and has " + ranges(waiting));
+        for (unsigned i = 0; i < WARP; i++) each[i] = (void *)w.lanes[i]->value;
+        self->work(each);
+    } else if (self->ask >= Ask::ballot) {
         bool begun = false;
         uint64_t all = 0;
         for (unsigned m = waiting; m; m &= m - 1) {
@@ -318,6 +324,12 @@ extern "C" EMU_API uint64_t emu_warp(Ask ask, unsigned mask, uint64_t value, uns
     w.ready &= ~(1u << self->lane), w.asking |= 1u << self->lane;
     if ((mask & w.live & ~w.asking) || !gather(w, self)) stop();
     return self->result;
+}
+
+extern "C" EMU_API void emu_together(void (*work)(void **), void *own, const char *what, int line)
+{
+    emu_current->work = work;
+    emu_warp(Ask::call, ~0u, (uint64_t)own, 0, what, line);
 }
 
 extern "C" EMU_API unsigned emu_barrier(const char *what, int line, unsigned value)
@@ -418,6 +430,7 @@ static bool run_warp(Worker &k, Warp &w, std::vector<Stack> &stacks)
         const unsigned bit = 1u << t->lane;
         w.live &= ~bit, w.ready &= ~bit;
         stacks.push_back({t->stack, t->sp});
+        if (t->copies) free(t->copies);
         for (unsigned m = w.live & ~w.ready & ~w.barrier; m; m &= m - 1) { // it may have been the last that others waited for
             Thread *o = w.lanes[__builtin_ctz(m)];
             if (o->state == Thread::at_warp && (o->mask & bit)) gather(w, o);
@@ -484,8 +497,8 @@ static bool run_block(Worker &k, Index b)
         Warp &w = k.warps[i / WARP];
         t.tid = {i % l.block.x, i / l.block.x % l.block.y, i / (l.block.x * l.block.y)};
         t.bid = b, t.bdim = l.block, t.gdim = l.grid;
-        t.linear = i, t.lane = i % WARP, t.dynamic = dynamic, t.worker = &k, t.warp = &w;
-        t.sp = nullptr, t.state = Thread::ready, t.fence = 0;
+        t.linear = i, t.lane = i % WARP, t.dynamic = dynamic, t.worker = &k, t.warp = &w, t.shared = k.statics;
+        t.copies = nullptr, t.sp = nullptr, t.state = Thread::ready, t.fence = 0;
         w.lanes[t.lane] = &t;
         w.live |= 1u << t.lane, w.ready |= 1u << t.lane;
     }
@@ -541,6 +554,8 @@ static std::string address(const Worker &k, uintptr_t a)
 {
     const uintptr_t stacks = (uintptr_t)k.stacks, dynamics = (uintptr_t)k.dynamics;
     if (a >= stacks && a < stacks + (STACK + PAGE) * MOST_THREADS) return "local memory: more than a thread's stack holds";
+    if (a >= (uintptr_t)k.statics - PAGE && a < (uintptr_t)k.statics + STATIC_ROOM)
+        return "an access outside of the static shared memory";
     if (a >= dynamics - PAGE && a < dynamics + DYNAMIC_ROOM + PAGE)
         return "an access outside of the dynamic shared memory of " + std::to_string(k.launch->shared) + " bytes, by " +
                std::to_string(a >= dynamics + DYNAMIC_ROOM ? a - (dynamics + DYNAMIC_ROOM) : dynamics - a) + " bytes";

@@ -20,7 +20,7 @@ struct Entry {
 };
 
 // What a lane asks of the others of its warp.
-enum class Ask : unsigned { none, sync, shuffle, ballot, all, any, match, add, min_u, max_u, min_i, max_i, and_, or_, xor_ };
+enum class Ask : unsigned { none, sync, shuffle, ballot, all, any, match, add, min_u, max_u, min_i, max_i, and_, or_, xor_, call };
 
 // A thread: what its code reads of itself, and what the engine knows of it.
 struct Thread {
@@ -38,7 +38,10 @@ struct Thread {
     Ask ask;
     unsigned mask;
     uint64_t value, result;
-    unsigned source; // of a shuffle: the lane it reads
+    unsigned source;         // of a shuffle: the lane it reads
+    void *copies;            // asynchronous ones that have not landed
+    void (*work)(void **);   // of a call: what the last to arrive does for all, given each lane's value
+    char *shared;            // where addresses of shared memory, of 32 bits, count from
     unsigned fence;  // how many warp primitives it has passed, for checked runs
 };
 
@@ -57,5 +60,6 @@ EMU_API void *emu_shared(emu::Shared *variable, size_t bytes, size_t align, cons
 EMU_API void *emu_dynamic(const char *name, size_t align);
 EMU_API unsigned emu_barrier(const char *what, int line, unsigned value);
 EMU_API uint64_t emu_warp(emu::Ask ask, unsigned mask, uint64_t value, unsigned source, const char *what, int line);
+EMU_API void emu_together(void (*work)(void **), void *own, const char *what, int line);
 [[noreturn]] EMU_API void emu_fault(const char *format, ...) __attribute__((format(printf, 1, 2)));
 }

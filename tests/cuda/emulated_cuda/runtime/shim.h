@@ -257,7 +257,7 @@ inline unsigned __vsub4(unsigned a, unsigned b)
     for (int i = 0; i < 4; i++) out |= ((a >> (8 * i)) - (b >> (8 * i)) & 255) << (8 * i);
     return out;
 }
-inline size_t __cvta_generic_to_shared(const void *p) { return (size_t)p; }
+inline size_t __cvta_generic_to_shared(const void *p) { return (const char *)p - emu_current->shared; }
 
 template <class A, class B> inline std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> min(A a, B b)
 {
@@ -332,6 +332,7 @@ inline float __double2float_rn(double x) { return (float)x; }
 inline long long clock64() { return 0; }
 
 #include "halves.h"
+#include "ptx.h"
 
 // -- entry points -----------------------------------------------------------------------------------------------------
 
