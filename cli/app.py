@@ -125,11 +125,47 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _block(ctx: typer.Context, words: list[str] | None) -> None:
+    """Leave plugins out until the command has ended, in the processes that it starts, too."""
+    if not words:
+        return
+    from importlib.metadata import entry_points
+
+    known = sorted({p.name for p in entry_points(group="trueup")})
+    for word in words:
+        no, _, name = word.partition(":")
+        if no != "no" or not name:
+            raise typer.BadParameter(f"expected no:NAME, got '{word}'", ctx, param_hint="-p")
+        if name not in known:
+            raise typer.BadParameter(f"there is no plugin '{name}'; there are {', '.join(known)}", ctx, param_hint="-p")
+    from trueup.core.plugins import BLOCKED, host
+
+    before = os.environ.get(BLOCKED)
+
+    def restore() -> None:
+        if before is None:
+            del os.environ[BLOCKED]
+        else:
+            os.environ[BLOCKED] = before
+        host.cache_clear()
+
+    os.environ[BLOCKED] = ",".join([*filter(None, [before]), *(word.removeprefix("no:") for word in words)])
+    host.cache_clear()
+    ctx.call_on_close(restore)
+
+
 @app.callback()
 def trueup(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="The version.")] = False,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show where in the program an error arose.")] = False,
-) -> None:
+    block: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-p", metavar="no:NAME", callback=_block, is_eager=True, show_default=False,
+            help="Leave out the plugin of this name; may be given several times.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
     """Runs hybrid mixture-of-experts models from GGUF files on any backend, proven against the CPU reference."""
     settings["traceback"] = traceback
 

@@ -4,10 +4,11 @@ bring.
 The backends in the tree come through the same door as anyone's. A plugin that fails to import, registers a bad hook,
 takes a name that is taken, returns a wrong type or speaks another version of the contract is recorded as broken, with
 its distribution, version and reason, and disturbs nobody. Names in the tree are looked up first, so that a slow or
-broken third party is not even imported for `--backend cpu`.
+broken third party is not even imported for `--backend cpu`. Installed third parties are imported in a process of their own
+first: one that crashes or hangs there is broken, too.
 
 `TRUEUP_PLUGINS` lists the third-party plugins that may load, by entry-point name and comma-separated; set but empty it
-is the safe mode: none.
+is the safe mode: none. `TRUEUP_PLUGINS_BLOCKED` lists plugins that may not, whoever brings them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import IO, Any
 
 import pluggy
 
@@ -32,8 +34,13 @@ from .errors import Unavailable
 from .op import OPS, Op
 
 GROUP = "trueup"
+ALLOWED, BLOCKED = "TRUEUP_PLUGINS", "TRUEUP_PLUGINS_BLOCKED"
 ANSWER = "trueup-probe "
-"""Begins the line on which the probing process answers."""
+"""Begins the line on which a process that exists to be survived answers."""
+PROBING = "TRUEUP_PROBING"
+"""Set in the environment of such a process: there nothing is tried in yet another one."""
+IMPORT_SECONDS = 30.0
+"""How long the import of a third party's plugin may take."""
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 """Marks a plugin's hook implementations."""
@@ -70,7 +77,11 @@ class Hooks:
 
 @dataclass
 class Plugin:
-    """An entry point and what became of it. `status` is "ok", "broken" or "blocked" (not on the allow-list)."""
+    """An entry point and what became of it. `status` is "ok", "broken" or "blocked" (by name, or not on the allow-list).
+
+    `hooks` are those that it implements, `provides` what they brought, by kind; `api` is the version of the contract that
+    its backends speak, None where it brings none.
+    """
 
     name: str
     module: str
@@ -78,10 +89,12 @@ class Plugin:
     version: str
     status: str = "ok"
     reason: str = ""
+    api: tuple[int, int] | None = None
+    hooks: list[str] = field(default_factory=list)
     provides: dict[str, list[str]] = field(default_factory=dict)
 
     def fail(self, reason: str) -> None:
-        self.status, self.reason, self.provides = "broken", " ".join(reason.split()), {}
+        self.status, self.reason, self.hooks, self.provides = "broken", " ".join(reason.split()), [], {}
 
 
 @dataclass(frozen=True)
@@ -101,12 +114,26 @@ class BackendInfo:
 class PluginHost:
     """Loads plugins and keeps what they bring, by name. Tests make their own; everyone else uses `host()`."""
 
-    def __init__(self, points: Iterable[EntryPoint] | None = None, *, allow: str | None = None) -> None:
-        """`points`: entry points, by default those installed; `allow`: the allow-list, by default TRUEUP_PLUGINS."""
+    def __init__(
+        self,
+        points: Iterable[EntryPoint] | None = None,
+        *,
+        allow: str | None = None,
+        block: str | None = None,
+        isolate: bool = True,
+        import_seconds: float = IMPORT_SECONDS,
+    ) -> None:
+        """`points`: entry points, by default those installed; `allow`, `block`: names that may load and that may not, by
+        default TRUEUP_PLUGINS and TRUEUP_PLUGINS_BLOCKED; `isolate`: whether installed third parties are imported in a
+        process of their own first, which may take `import_seconds`."""
         found = list(entry_points(group=GROUP) if points is None else points)
         self._points = sorted(found, key=lambda p: (_dist(p) != "trueup", p.name))
-        allowed = os.environ.get("TRUEUP_PLUGINS") if allow is None else allow
-        self._allowed = None if allowed is None else {n.strip() for n in allowed.split(",") if n.strip()}
+        allowed = os.environ.get(ALLOWED) if allow is None else allow
+        self._allowed = None if allowed is None else _split(allowed)
+        self._blocked = _split(os.environ.get(BLOCKED, "") if block is None else block)
+        self._isolate, self._import_seconds = isolate and PROBING not in os.environ, import_seconds
+        self._tried: dict[tuple[str, str], str] = {}
+        """By name and module: why the import failed in a process of its own, or ""."""
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(Hooks)
         self.plugins: list[Plugin] = []
@@ -116,28 +143,57 @@ class PluginHost:
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
-    def load(self, *, third_party: bool = True) -> PluginHost:
-        """Load what is not loaded yet: the plugins in the tree, then, unless told otherwise, the others."""
+    def load(self, *, third_party: bool = True, name: str | None = None) -> PluginHost:
+        """Load what is not loaded yet: the plugins in the tree, then, unless told otherwise, the others, or of these only
+        those of a name."""
+
+        def wanted(point: EntryPoint) -> bool:
+            return _dist(point) == "trueup" or (third_party and name in (None, point.name))
+
+        self._try([p for p in self._points if wanted(p)])
         left = []
         while self._points:  # a plugin may ask for plugins while it is imported
             point = self._points.pop(0)
-            if _dist(point) == "trueup" or third_party:
+            if wanted(point):
                 self._load(point)
             else:
                 left.append(point)
         self._points = left
         return self
 
+    def _try(self, points: list[EntryPoint]) -> None:
+        """Import installed third parties in processes of their own, all at once. What they raise is found again here."""
+        if not self._isolate:
+            return
+        new = [p for p in points if p.dist and _dist(p) != "trueup" and not self._barred(p)]
+        new = [p for p in new if (p.name, p.value) not in self._tried]
+        if not new:
+            return
+        with ThreadPoolExecutor(8) as pool:
+            reasons = pool.map(lambda p: _try_import(p, self._import_seconds), new)
+            self._tried.update(zip([(p.name, p.value) for p in new], reasons, strict=True))
+
+    def _barred(self, point: EntryPoint) -> str:
+        """Why a plugin may not load, or ""."""
+        if point.name in self._blocked:
+            return f"by its name (-p no:{point.name})"
+        if _dist(point) != "trueup" and self._allowed is not None and point.name not in self._allowed:
+            return f"not on the allow-list {ALLOWED}"
+        return ""
+
     def _load(self, point: EntryPoint) -> None:
         dist, version = _dist(point), (point.dist and point.dist.version) or "?"
         plugin = Plugin(point.name, point.value, dist, version)
         self.plugins.append(plugin)
-        if dist != "trueup" and self._allowed is not None and point.name not in self._allowed:
-            plugin.status, plugin.reason = "blocked", "not on the allow-list TRUEUP_PLUGINS"
+        if why := self._barred(point):
+            plugin.status, plugin.reason = "blocked", why
             return
         others = [p for p in self.plugins if p.name == point.name and p is not plugin]
         if any(p.status == "ok" or p.dist == "trueup" for p in others):
             plugin.fail(f"the plugin name '{point.name}' is taken")
+            return
+        if why := self._tried.get((point.name, point.value), ""):
+            plugin.fail(f"import failed: {why}")
             return
         ops = set(OPS)
         try:
@@ -155,7 +211,8 @@ class PluginHost:
                 raise ValueError(
                     f"unknown hook {unknown[0]}; known are {', '.join(n for n in dir(Hooks) if n[:7] == 'trueup_')}"
                 )
-            for hook in (n for n in dir(module) if n.startswith("trueup_")):
+            hooks = [n for n in dir(module) if n.startswith("trueup_")]
+            for hook in hooks:
                 if self._manager.parse_hookimpl_opts(module, hook) is None:
                     raise TypeError(f"{hook} is not marked with @hookimpl")
             accepted = self._collect(plugin, module)
@@ -165,6 +222,7 @@ class PluginHost:
             _forget_ops(ops)
             self._drop(plugin, _text(e))
             return
+        plugin.hooks = hooks
         for table, name, made in accepted:
             table[name] = (made, plugin)
 
@@ -181,16 +239,18 @@ class PluginHost:
         """What the plugin's hooks return, checked as a whole: a plugin brings all of it or nothing."""
         accepted: list[tuple[dict[str, Any], str, Any]] = []
         kinds: list[tuple[str, dict[str, Any], Callable[[Any], str]]] = [
-            ("trueup_backends", self.backends, _check_backend),
+            ("trueup_backends", self.backends, lambda made: _check_backend(made, plugin)),
             ("trueup_architectures", self.architectures, _named),
             ("trueup_drafters", self.drafters, _named),
         ]
-        tree = {p.name for p in self.plugins if p.dist == "trueup" != plugin.dist}
+        tree = {p.name: p for p in self.plugins if p.dist == "trueup" != plugin.dist}
         for hook, table, check in kinds:
             for made in self._call(module, hook):
                 name = check(made)
                 if table is self.backends and name in tree and name not in table:
-                    raise ValueError(f"the name '{name}' is taken by trueup, whose plugin {name} is broken")
+                    raise ValueError(
+                        f"the name '{name}' is taken by trueup, whose plugin {name} is {tree[name].status}"
+                    )
                 if name in table:
                     owner = table[name][1]
                     raise ValueError(
@@ -218,8 +278,8 @@ class PluginHost:
 
     def backend(self, name: str) -> Backend:
         """The backend of this name, made; Unavailable says what is known, or why the plugin of that name is broken."""
-        for third_party in (False, True):
-            self.load(third_party=third_party)
+        for plugins in ({"third_party": False}, {"name": name}, {}):  # the likeliest first: each import takes its time
+            self.load(**plugins)
             if name in self.backends:
                 return self.backends[name][0]()
         broken = [p for p in self.plugins if p.status != "ok" and p.name == name]
@@ -259,35 +319,13 @@ class PluginHost:
         """Every backend, available or why not. A child process asks the driver: a crash or a hang is a reason."""
         self.load()
         with ThreadPoolExecutor(8) as pool:
-            probed = pool.map(lambda item: self._probe(item[0], item[1][0], timeout), self.backends.items())
+            probed = pool.map(lambda name: _probe(name, *self.backends[name], timeout=timeout), self.backends)
         out = []
         for (name, (cls, plugin)), (devices, reason) in zip(self.backends.items(), probed, strict=True):
             out.append(
                 BackendInfo(name, plugin.name, plugin.dist, plugin.version, cls.API, not reason, reason, tuple(devices))
             )
         return out
-
-    def _probe(self, name: str, cls: type[Backend], timeout: float) -> tuple[list[Device], str]:
-        if not cls.driver:
-            return ask_devices(cls)
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "trueup.core.probe", name],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",  # a driver may print anything
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return [], f"its driver did not answer within {timeout:g} s"
-        for line in reversed(done.stdout.splitlines()):  # a driver may print after the answer
-            if line.startswith(ANSWER):
-                answer = json.loads(line.removeprefix(ANSWER))
-                return [_device(d) for d in answer["devices"]], answer["reason"]
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return [], f"its driver ended the probing process with {_ending(done.returncode)}: {last}"
 
 
 @functools.cache
@@ -299,6 +337,61 @@ def host() -> PluginHost:
 def list_backends() -> list[BackendInfo]:
     """Every backend that plugins bring: its devices, or the reason why it can't be used here."""
     return host().info()
+
+
+def _probe(name: str, cls: type[Backend], plugin: Plugin, *, timeout: float) -> tuple[list[Device], str]:
+    """A backend's devices or the reason why there are none, asked in a child process where that may load a driver."""
+    if not cls.driver:
+        return ask_devices(cls)
+    answer, ending = _ask_child("devices", plugin.name, plugin.module, name, timeout=timeout)
+    if answer is not None:
+        return [_device(d) for d in answer["devices"]], answer["reason"]
+    if not ending:
+        return [], f"its driver did not answer within {timeout:g} s"
+    return [], f"its driver ended the probing process with {ending}"
+
+
+def _try_import(point: EntryPoint, timeout: float) -> str:
+    """Why a plugin's import does not come to an end in a process of its own, or ""."""
+    answer, ending = _ask_child("import", point.name, point.value, timeout=timeout)
+    if answer is not None:
+        return ""
+    return f"it ended the process that tried it with {ending}" if ending else f"not done within {timeout:g} s"
+
+
+def _ask_child(*args: str, timeout: float) -> tuple[dict[str, Any] | None, str]:
+    """What `trueup.core.probe` answers in a child process; else None, and how that ended, or "" where it did not in time.
+
+    What it prints goes to files: a pipe could be held open by what it has started itself.
+    """
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "trueup.core.probe", *args],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, "PYTHONPATH": path, PROBING: "1"},
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None, ""
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        said, errors = _lines(out), _lines(err)
+    for line in reversed(said):  # and print after the answer
+        if line.startswith(ANSWER):
+            answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+            return answer, ""
+    return None, f"{_ending(code)}: {errors[-1] if errors else 'no message'}"
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip().splitlines()  # a driver may print anything
 
 
 def ask_devices(cls: type[Backend]) -> tuple[list[Device], str]:
@@ -326,7 +419,8 @@ def _device(data: Mapping[str, Any]) -> Device:
     return Device(**{**data, "features": frozenset(data["features"])})
 
 
-def _check_backend(made: Any) -> str:
+def _check_backend(made: Any, plugin: Plugin) -> str:
+    """The name of a backend class; TypeError or ValueError where it is none, or speaks another version."""
     if not inspect.isclass(made) or not issubclass(made, Backend):
         raise TypeError(f"trueup_backends must return subclasses of trueup.core.backend.Backend, got {made!r}")
     if inspect.isabstract(made):
@@ -334,9 +428,16 @@ def _check_backend(made: Any) -> str:
     name = getattr(made, "name", None)
     if not isinstance(name, str) or not name.isidentifier():
         raise TypeError(f"{made.__name__}.name must be an identifier, got {name!r}")
+    own = [c for c in made.__mro__ if not c.__module__.startswith("trueup.")]
+    if plugin.dist != "trueup" and not any("API" in vars(c) for c in own):
+        raise TypeError(
+            f"{made.__name__} declares no API: the version of the plugin contract that it was written against, as numbers; "
+            f"this trueup's is {API[0]}.{API[1]}"
+        )
     api = getattr(made, "API", None)
     if not (isinstance(api, tuple) and len(api) == 2 and all(isinstance(n, int) for n in api)):
         raise TypeError(f"{made.__name__}.API must be (major, minor), got {api!r}")
+    plugin.api = max(plugin.api or api, api)
     if api[0] != API[0] or api[1] > API[1]:
         raise ValueError(f"it speaks version {api[0]}.{api[1]} of the plugin contract, this trueup {API[0]}.{API[1]}")
     return name
@@ -347,6 +448,10 @@ def _named(made: Any) -> str:
     if not inspect.isclass(made) or not isinstance(name, str) or not name:
         raise TypeError(f"expected a class with a name, got {made!r}")
     return name
+
+
+def _split(names: str) -> set[str]:
+    return {n.strip() for n in names.split(",") if n.strip()}
 
 
 def _dist(point: EntryPoint) -> str:

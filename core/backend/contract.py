@@ -198,6 +198,8 @@ class Backend(ABC):
 
     name: ClassVar[str]
     API: ClassVar[tuple[int, int]] = API
+    """The version of the contract that it was written against. A third party's backend writes its own, as numbers: with this
+    one inherited it would seem to fit every trueup."""
     driver: ClassVar[bool] = True
     """Whether asking for devices may load a driver; if so a table of backends asks in a child process."""
 

@@ -122,6 +122,7 @@ ACME = """
 
     class Acme(Backend):
         name = "acme"
+        API = (1, 0)
 
         def devices(self):
             return [Device("Acme One", "gpu", memory=8 << 30), Device("Acme Two", "gpu")]

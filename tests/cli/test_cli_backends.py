@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ BACKEND = """
 
     class Card(Backend):
         name = "card"
+        API = (1, 0)
 
         def devices(self):
             {devices}
@@ -108,12 +110,13 @@ def test_broken_plugins_are_listed_and_everything_else_works(trueup: Run, plugin
     )
     said = {p["name"]: p for p in json.loads(trueup("plugins", "--json").out)}
     for p in said.values():
-        assert set(p) == {"name", "module", "dist", "version", "status", "reason", "provides"}
+        assert set(p) == {"name", "module", "dist", "version", "status", "reason", "api", "hooks", "provides"}
     assert said["sad"]["status"] == said["leaver"]["status"] == said["thief"]["status"] == "broken"
     assert "a_module_that_is_not_there" in said["sad"]["reason"]
     assert "SystemExit: 3" in said["leaver"]["reason"]
     assert "the command 'run' is taken" in said["thief"]["reason"]
     assert said["cpu"]["status"] == "ok" and said["cpu"]["provides"] == {"backends": ["cpu"]}
+    assert said["cpu"]["api"] == [1, 0] and said["cpu"]["hooks"] == ["trueup_backends"]
     assert said["qwen4exp"]["provides"] == {"architectures": ["qwen4exp"]}
     text = trueup("plugins").out
     assert any(line.startswith("sad") and "broken" in line and "acme 1.2" in line for line in text.splitlines())
@@ -193,3 +196,65 @@ def test_a_device_that_refuses_everything_is_not_ok(card: Callable[..., None], p
 def test_a_device_that_hangs_is_given_up(card: Callable[..., None]) -> None:
     card("time.sleep(60)")
     assert try_device("card", 0, timeout=1.5)["reason"] == "no result within 1.5 s"
+
+
+# -- plugins left out --------------------------------------------------------------------------------------------------
+
+
+def test_a_plugin_is_left_out_for_a_run(trueup: Run, card: Callable[..., None], plugin: Install) -> None:
+    """In this process and in those that it starts; the next run has it again."""
+    card()
+    plugin("sad", "raise AssertionError")
+    said = {p["name"]: p for p in json.loads(trueup("-p", "no:sad", "-p", "no:cpu", "plugins", "--json").out)}
+    assert {n: p["status"] for n, p in said.items() if p["status"] != "ok"} == {"sad": "blocked", "cpu": "blocked"}
+    assert said["sad"]["reason"] == "by its name (-p no:sad)" and said["card"]["status"] == "ok"
+    assert "is blocked: by its name (-p no:card)" in trueup("-p", "no:card", "run", "--backend", "card").refused()
+    names = {b["name"] for b in json.loads(trueup("-p", "no:card", "backends", "--json").out)}
+    assert "cpu" in names and "card" not in names
+    assert "TRUEUP_PLUGINS_BLOCKED" not in os.environ
+    again = {p["name"]: p["status"] for p in json.loads(trueup("plugins", "--json").out)}
+    assert (again["card"], again["cpu"], again["sad"]) == ("ok", "ok", "broken")
+
+
+def test_the_kit_leaves_it_out_too(trueup: Run, plugin: Install) -> None:
+    """The processes that a command starts have the same plugins: here one that would end them."""
+    plugin("fatal", "import os\nos._exit(9)")
+    done = trueup("-p", "no:fatal", "check", "--backend", "fatal", "--level", "ops", "--op", "add")
+    assert "plugin fatal (acme 1.2) is blocked: by its name" in done.refused()
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("cpu", "expected no:NAME, got 'cpu'"),
+        ("no:", "expected no:NAME, got 'no:'"),
+        ("yes:cpu", "expected no:NAME, got 'yes:cpu'"),
+        ("no:gpu", "there is no plugin 'gpu'; there are cpu, "),
+    ],
+)
+def test_what_can_not_be_left_out(trueup: Run, word: str, why: str) -> None:
+    assert why in trueup("-p", word, "plugins").refused(2)
+
+
+def test_commands_of_a_plugin_left_out_are_not_there(trueup: Run, plugin: Install) -> None:
+    plugin(
+        "hello",
+        """
+        from trueup.core.plugins import hookimpl
+        @hookimpl
+        def trueup_commands(cli):
+            cli.command("hello")(lambda: None)
+        """,
+    )
+    assert trueup("hello").code == 0 and "  hello" in trueup("--help").out
+    assert "No such command 'hello'" in trueup("-p", "no:hello", "hello").refused(2)
+    assert "  hello" not in trueup("-p", "no:hello", "--help").out
+
+
+def test_a_plugin_that_ends_the_process_disturbs_no_command(trueup: Run, plugin: Install) -> None:
+    plugin("fatal", "import ctypes\nctypes.string_at(0)")
+    for command in (("--help",), ("plugins",), ("backends",), ("run", "--backend", "reference", "-n", 1)):
+        assert trueup(*command).code == 0
+    (found,) = (p for p in json.loads(trueup("plugins", "--json").out) if p["name"] == "fatal")
+    assert found["status"] == "broken" and "ended the process that tried it with SIGSEGV" in found["reason"]
+    assert "broken: import failed: it ended the process" in trueup("run", "--backend", "fatal").refused()

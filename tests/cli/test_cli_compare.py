@@ -38,6 +38,7 @@ WRONG = """
 
     class Wrong(Backend):
         name = "wrong"
+        API = (1, 0)
         driver = False
 
         def devices(self):

@@ -180,6 +180,7 @@ def test_the_page_escapes_what_others_named(trueup: Run, tmp_path: Path, plugin:
 
         class Evil(Backend):
             name = "evil"
+            API = (1, 0)
 
             def devices(self):
                 return [Device("<img src=x onerror=alert(2)>", "gpu")]

@@ -222,6 +222,7 @@ def test_a_backend_that_is_not_available_names_itself(trueup: Run, plugin: Calla
 
         class Gone(Backend):
             name = "gone"
+            API = (1, 0)
 
             def devices(self):
                 raise Unavailable("no driver\\nof version 12")

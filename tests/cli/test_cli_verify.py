@@ -36,6 +36,7 @@ WRONG = """
 
     class Wrong(Backend):
         name = "wrong"
+        API = (1, 0)
         driver = False
 
         def devices(self):

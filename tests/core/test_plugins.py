@@ -23,6 +23,7 @@ import typer
 from trueup.core.errors import Unavailable
 from trueup.core.op import OPS
 from trueup.core.plugins import BackendInfo, Plugin, PluginHost, list_backends
+from trueup.core.plugins import host as the_host
 
 NUMBER = count()
 IN_TREE = {"cpu", "reference"}
@@ -33,6 +34,7 @@ from trueup.core.plugins import hookimpl
 
 class Good(Backend):
     name = "{name}"
+    API = (1, 0)
     driver = False
     def devices(self):
         return [Device("one", "gpu", memory=8, limits={{"warp": 32}}, features=frozenset(["f16", "bf16"]))]
@@ -65,21 +67,22 @@ class Site:
         self.names[name] = module
         return module
 
-    def host(self, **kwargs: Any) -> PluginHost:
-        """Three plugins of the tree, and those of this directory."""
+    def host(self, *, isolate: bool = False, **kwargs: Any) -> PluginHost:
+        """Three plugins of the tree, and those of this directory; imported here alone, unless told otherwise."""
         named = {*IN_TREE, "qwen4exp"}
         tree = {
             p.name: p for p in entry_points(group="trueup") if p.dist and p.dist.name == "trueup" and p.name in named
         }
         mine = [p for d in distributions(path=[str(self.path)]) for p in d.entry_points]
-        return PluginHost([*tree.values(), *mine], **kwargs)
+        return PluginHost([*tree.values(), *mine], isolate=isolate, **kwargs)
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.delenv("TRUEUP_PLUGINS", raising=False)
+    for name in ("TRUEUP_PLUGINS", "TRUEUP_PLUGINS_BLOCKED"):
+        monkeypatch.delenv(name, raising=False)
     ops, made = dict(OPS), Site(tmp_path)
     yield made
     for module in made.names.values():
@@ -136,16 +139,26 @@ BROKEN: dict[str, tuple[str, str]] = {
     "takes-cpu": (GOOD.format(name="cpu"), "ValueError: the name 'cpu' is taken by plugin cpu (trueup "),
     "twice": (GOOD.format(name="twice").replace("[Good]", "[Good, Good]"), "trueup_backends returns the name 'twice' twice"),
     "next-major": (
-        GOOD.format(name="x").replace("driver", "API = (2, 0)\n    driver"),
+        GOOD.format(name="x").replace("(1, 0)", "(2, 0)"),
         "ValueError: it speaks version 2.0 of the plugin contract, this trueup 1.0",
     ),
     "next-minor": (
-        GOOD.format(name="x").replace("driver", "API = (1, 99)\n    driver"),
+        GOOD.format(name="x").replace("(1, 0)", "(1, 99)"),
         "ValueError: it speaks version 1.99 of the plugin contract, this trueup 1.0",
     ),
     "odd-version": (
-        GOOD.format(name="x").replace("driver", "API = '1.0'\n    driver"),
+        GOOD.format(name="x").replace("(1, 0)", "'1.0'"),
         "Good.API must be (major, minor), got '1.0'",
+    ),
+    "no-version": (
+        GOOD.format(name="x").replace("API = (1, 0)", ""),
+        "TypeError: Good declares no API: the version of the plugin contract that it was written against, as numbers; this "
+        "trueup's is 1.0",
+    ),
+    "inherited-version": (
+        "from trueup.backends.cpu import Cpu\n"
+        + GOOD.format(name="x").replace("API = (1, 0)", "").replace("(Backend)", "(Cpu)"),
+        "TypeError: Good declares no API: ",
     ),
     "no-ops": (HOOK + "@hookimpl\ndef trueup_ops(): return ['top_k']", "trueup_ops must return ops, got 'top_k'"),
     "no-architecture": (
@@ -338,6 +351,116 @@ def test_the_allow_list(
             Unavailable, match=rf"backend {n}: plugin {n} \(acme-{n} 1.2\) is blocked: not on the allow"
         ):
             host.backend(n)
+
+
+def test_of_third_parties_the_one_of_the_name_is_asked_first(site: Site) -> None:
+    """The others are imported only where it does not bring the backend."""
+    modules = {n: site.add(n, GOOD.format(name=f"{n}_card")) for n in ("aaa", "zzz")}
+    modules["mine"] = site.add("mine", GOOD.format(name="mine"))
+    host = site.host()
+    assert host.backend("mine").name == "mine"
+    assert modules["mine"] in sys.modules and modules["aaa"] not in sys.modules and modules["zzz"] not in sys.modules
+    assert host.backend("zzz_card").name == "zzz_card" and modules["aaa"] in sys.modules
+
+
+@pytest.mark.parametrize("how", ["environment", "argument"])
+def test_plugins_are_blocked_by_name(site: Site, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever brings them, whatever the allow-list says; nobody gets the name of one of the tree."""
+    modules = {n: site.add(n, GOOD.format(name=n)) for n in ("one", "two")}
+    site.add("thief", GOOD.format(name="cpu"))
+    if how == "environment":
+        monkeypatch.setenv("TRUEUP_PLUGINS_BLOCKED", "one, cpu")
+    host = site.host(allow="one,two,thief", block="one,cpu" if how == "argument" else None).load()
+    assert set(host.backends) == {"reference", "two"} and modules["one"] not in sys.modules
+    assert (listed(host, "one").status, listed(host, "one").reason) == ("blocked", "by its name (-p no:one)")
+    assert listed(host, "thief").reason == "ValueError: the name 'cpu' is taken by trueup, whose plugin cpu is blocked"
+    with pytest.raises(Unavailable, match=r"^backend cpu: plugin cpu \(trueup .*\) is blocked: by its name"):
+        host.backend("cpu")
+
+
+# -- what a plugin is ---------------------------------------------------------------------------------------------------
+
+
+def test_a_plugin_is_listed_with_all_that_it_brings(site: Site) -> None:
+    more = "\n@hookimpl\ndef trueup_ops():\n    return []\n"
+    site.add("whole", GOOD.format(name="whole") + more, version="7.1")
+    site.add("future", GOOD.format(name="future").replace("(1, 0)", "(3, 1)"))
+    site.add("bare", HOOK)
+    host = site.host().load()
+    p = listed(host, "whole")
+    assert (p.dist, p.version, p.status, p.reason, p.api) == ("acme-whole", "7.1", "ok", "", (1, 0))
+    assert p.hooks == ["trueup_backends", "trueup_ops"] and p.provides == {"backends": ["whole"]}
+    assert (listed(host, "future").api, listed(host, "future").hooks) == ((3, 1), []), "what it speaks is known"
+    assert (listed(host, "bare").api, listed(host, "bare").hooks) == (None, [])
+    assert listed(host, "qwen4exp").hooks == ["trueup_architectures"] and listed(host, "cpu").api == (1, 0)
+
+
+# -- imports that do not come to an end -----------------------------------------------------------------------------------
+
+FATAL: dict[str, tuple[str, str]] = {
+    "segfault": ("import ctypes; ctypes.string_at(0)", "it ended the process that tried it with SIGSEGV: "),
+    "abort": ("import os; os.abort()", "it ended the process that tried it with SIGABRT: "),
+    "leave": (
+        "import os, sys; print('no licence', file=sys.stderr, flush=True); os._exit(7)",
+        "it ended the process that tried it with code 7: no licence",
+    ),
+    "hook": (
+        HOOK + "import os\n@hookimpl\ndef trueup_backends(): os._exit(3)",
+        "it ended the process that tried it with code 3: no message",
+    ),
+    "raises": ("raise OSError('as ever')", "OSError: as ever"),
+    "exits": ("import sys; sys.exit(3)", "SystemExit: 3"),
+}
+
+
+def test_an_import_that_ends_the_process_is_a_reason(site: Site) -> None:
+    """All of them at once, tried in processes of their own; what works is there."""
+    for name, (code, _) in FATAL.items():
+        site.add(name, code)
+    noisy = "import os, sys\nos.write(1, b'\\xff{')\nprint('trueup-probe', input() if False else '')\n"
+    site.add("fine", noisy + GOOD.format(name="fine"))
+    site.add("late", "import atexit, os\natexit.register(lambda: None)\n" + GOOD.format(name="late"))
+    host = site.host(isolate=True)
+    found = {i.name: i for i in host.info()}
+    for name, (_, reason) in FATAL.items():
+        p = listed(host, name)
+        assert p.status == "broken" and p.reason.startswith(f"import failed: {reason}"), p
+    assert found["fine"].available and found["late"].available and found["cpu"].available
+    with pytest.raises(
+        Unavailable, match="backend segfault: plugin segfault .* is broken: import failed: it ended the"
+    ):
+        host.backend("segfault")
+
+
+def test_an_import_that_hangs_is_given_up(site: Site) -> None:
+    """Though what it has started holds on to its output; and only where it is asked for."""
+    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(20)'])"
+    site.add("hang", f"import subprocess, sys, time\n{child}\ntime.sleep(600)")
+    site.add("mine", GOOD.format(name="mine"))
+    host = site.host(isolate=True, import_seconds=3)
+    assert host.backend("mine").name == "mine" and "hang" not in {p.name for p in host.plugins}
+    start = time.monotonic()
+    with pytest.raises(
+        Unavailable, match=r"backend hang: plugin hang .* is broken: import failed: not done within 3 s"
+    ):
+        host.backend("hang")
+    host.load()
+    assert time.monotonic() - start < 12, "it is tried once"
+    assert listed(host, "hang").reason == "import failed: not done within 3 s"
+
+
+def test_a_plugin_that_asks_for_plugins_is_tried_once(site: Site) -> None:
+    """And not in processes of processes."""
+    log = site.path / "log"
+    count = f"import os\nwith open({str(log)!r}, 'a') as f: print(os.getpid(), file=f)\n"
+    site.add("aaa", count + "from trueup.core.plugins import host\nhost().load()\n" + GOOD.format(name="first"))
+    the_host.cache_clear()
+    try:
+        assert "first" in the_host().load().backends
+    finally:
+        the_host.cache_clear()
+    tried, here = log.read_text().split()
+    assert tried != here == str(os.getpid())
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def backend(
         made.capabilities = capabilities
         return made
 
-    members = {"name": name, "driver": False, "devices": devices, "open": open_, "__doc__": doc}
+    members = {"name": name, "API": (1, 0), "driver": False, "devices": devices, "open": open_, "__doc__": doc}
     MADE[name] = made = type(name, (Backend,), members)
     return made
 
