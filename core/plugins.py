@@ -297,6 +297,14 @@ class PluginHost:
                 return self.architectures[name][0]
         return None
 
+    def drafter(self, name: str) -> Any:
+        """The drafter class of this name; Unavailable names those that there are."""
+        for third_party in (False, True):
+            self.load(third_party=third_party)
+            if name in self.drafters:
+                return self.drafters[name][0]
+        raise Unavailable(f"no drafter '{name}'; there are {', '.join(sorted(self.drafters))}")
+
     def add_commands(self, cli: Any) -> None:
         """Let each plugin add commands to a Typer application; one that fails is recorded as broken and adds none."""
         for plugin in self.plugins:

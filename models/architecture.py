@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -23,14 +23,24 @@ class StepShape:
     """The sizes for which a graph is built; a step of fewer rows or sequences is padded to them.
 
     `tokens` rows in the step, of `seqs` sequences; `blocks` entries in each row of the block table; `outs` rows whose
-    logits are wanted. `residual`: the step also gives the residual streams after the last layer, as a drafter needs them.
+    logits are wanted. `draft`: "cache" where the step also keeps the draft head's states up to date, "logits" where it
+    gives that head's logits of the wanted rows besides, as `draft_logits`.
     """
 
     tokens: int
     seqs: int
     blocks: int
     outs: int
-    residual: bool = False
+    draft: Literal["", "cache", "logits"] = ""
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """The sizes for which a draft head's graph is built: `depth` tokens for each of `seqs` sequences."""
+
+    seqs: int
+    blocks: int
+    depth: int
 
 
 class StepInputs:
@@ -55,6 +65,22 @@ class StepInputs:
         self.out_rows = i32("out_rows", shape.outs)
 
     @property
+    def place(self) -> Place:
+        return Place(self.positions, self.cu_seqlens, self.slots, self.past, self.block_table, self.keep)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows that a layer works on belong: what ops over state are told."""
+
+    positions: Value
+    cu_seqlens: Value
+    slots: Value
+    past: Value
+    block_table: Value
+    keep: Value | None = None
+
+    @property
     def rows(self) -> tuple[Value, Value]:
         """What an op over per-sequence state takes: cu_seqlens, slots."""
         return self.cu_seqlens, self.slots
@@ -63,6 +89,33 @@ class StepInputs:
     def pages(self) -> tuple[Value, Value, Value]:
         """What an op over paged state takes: cu_seqlens, past, block_table."""
         return self.cu_seqlens, self.past, self.block_table
+
+
+class DraftInputs:
+    """The inputs of a draft head's graph, all int32; a sequence has one row in each of its `depth` steps.
+
+    `ids[seqs]`, the last token of each sequence, not fed yet; `cu_seqlens[seqs+1]`; `slots[seqs]`, rows of per-sequence
+    state that the drafting may change; `block_table[seqs, blocks]`; and for step i `past.i[seqs]` and
+    `positions.i[seqs, components]`.
+    """
+
+    def __init__(self, graph: Graph, shape: DraftShape, *, components: int = 1) -> None:
+        def i32(name: str, *sizes: int) -> Value:
+            return graph.input(name, *sizes, dtype="i32")
+
+        self.ids = i32("ids", shape.seqs)
+        cu_seqlens, slots = i32("cu_seqlens", shape.seqs + 1), i32("slots", shape.seqs)
+        block_table = i32("block_table", shape.seqs, shape.blocks)
+        self.places = tuple(
+            Place(
+                i32(f"positions.{i}", shape.seqs, components),
+                cu_seqlens,
+                slots,
+                i32(f"past.{i}", shape.seqs),
+                block_table,
+            )
+            for i in range(shape.depth)
+        )
 
 
 @dataclass(frozen=True)
@@ -85,6 +138,8 @@ class Architecture(ABC):
     """Position components per token: 1, or 3 (time, height, width) for M-RoPE."""
     page_multiple: int = 1
     """A page of per-token state holds a multiple of this many tokens."""
+    has_draft_head: bool = False
+    """Whether the file brings a head that drafts tokens: `build_draft`, and steps with `StepShape.draft`."""
 
     @classmethod
     @abstractmethod
@@ -94,6 +149,19 @@ class Architecture(ABC):
     @abstractmethod
     def build(self, shape: StepShape, capacity: Capacity) -> Graph:
         """The graph of one step, with the output `logits` [outs, vocab]."""
+
+    def with_draft_head(self, keys: Keys, tensors: Tensors) -> Architecture:
+        """This model with the draft head that another file holds; GGUFError where that is no head, or another model's."""
+        raise keys.error("general.architecture", f"{self.name} takes no draft head from a file of its own")
+
+    def build_draft(self, shape: DraftShape, capacity: Capacity) -> Graph:
+        """The graph in which the draft head proposes tokens, one after the other, for sequences whose last token is chosen.
+
+        Outputs `draft.0`, `draft.1`, …: int32 [seqs], each the head's argmax after the one before. The states are those
+        of a step with `StepShape.draft`; entries that it writes beyond the sequence's length are overwritten by the step
+        that verifies them.
+        """
+        raise AttributeError(f"{self.name} has no draft head")
 
     @abstractmethod
     def summary(self) -> Summary: ...

@@ -56,10 +56,11 @@ def bundled_path() -> Path:
     return Path(str(resources.files("trueup.models.bundled"))) / BUNDLED
 
 
-def load_model(path: str | Path | None = None) -> Model:
-    """Open a GGUF file (any shard of a split set), or without a path the bundled model.
+def load_model(path: str | Path | None = None, *, mtp: str | Path | None = None) -> Model:
+    """Open a GGUF file (any shard of a split set), or without a path the bundled model; `mtp` is a file with its draft head.
 
-    GGUFError where it is no GGUF, or its architecture is unknown, or its keys or tensors are not what that needs.
+    GGUFError where it is no GGUF, or its architecture is unknown, or its keys or tensors are not what that needs, or where
+    the draft head is another model's.
     """
     file = open_gguf(bundled_path() if path is None else path)
     keys = Keys(file)
@@ -69,4 +70,24 @@ def load_model(path: str | Path | None = None) -> Model:
         known = ", ".join(sorted(host().architectures))
         raise keys.error("general.architecture", "is not supported", found=name, expected=known)
     architecture: Architecture = cls.read(keys, Tensors(file))
+    if mtp is not None:
+        architecture = _with_head(architecture, file, open_gguf(mtp))
     return Model(file, architecture)
+
+
+def _with_head(architecture: Architecture, file: GGUFFile, sidecar: GGUFFile) -> Architecture:
+    """The architecture with the draft head of a sidecar, which must be of this model and speak its vocabulary."""
+    keys = Keys(sidecar)
+    name = keys.required("general.architecture", str)
+    if name != architecture.name:
+        raise keys.error("general.architecture", "is not the model's", found=name, expected=architecture.name)
+    tokens = "tokenizer.ggml.tokens"
+    ours, theirs = file.metadata.get(tokens), sidecar.metadata.get(tokens)
+    if ours is not None and theirs is not None and list(ours) != list(theirs):
+        raise keys.error(
+            tokens,
+            "is not the model's vocabulary",
+            found=f"{len(theirs)} tokens",
+            expected=f"the {len(ours)} of {file.path}",
+        )
+    return architecture.with_draft_head(keys, Tensors(sidecar))

@@ -8,7 +8,7 @@ Reads the GGUF (`general.architecture = qwen4exp`) and builds the graph of a ste
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Self
 
@@ -17,9 +17,11 @@ import numpy as np
 from trueup.core.graph import Graph, Value
 from trueup.core.ops import (
     add,
+    argmax,
     attention,
     causal_conv,
     columns,
+    concat,
     delay,
     embed,
     expert_combine,
@@ -58,7 +60,7 @@ from trueup.core.state import Capacity, PerSequence, PerToken
 from trueup.core.types import TensorType
 from trueup.core.weight import Weight
 
-from .architecture import Architecture, StepInputs, StepShape, Summary, as_i64
+from .architecture import Architecture, DraftInputs, DraftShape, Place, StepInputs, StepShape, Summary, as_i64
 from .gguf import Keys, RowTable, Tensors
 
 ROUTER_FLOOR = 6.103515625e-5  # the smallest normal float16: what the sum of the chosen probabilities is clamped at
@@ -275,10 +277,16 @@ class Qwen4Exp(Architecture):
         self.vocab_size, self.context_length = parameters.vocab_size, parameters.context_length
         self.position_components = 3
         self.page_multiple = parameters.index_block or 1
+        self.has_draft_head = parameters.draft_layers > 0
 
     @classmethod
     def read(cls, keys: Keys, tensors: Tensors) -> Self:
         p = Parameters.read(keys, tensors)
+        if p.draft_layers and not any(name.startswith("blk.0.") for name in tensors.file.tensors):
+            raise keys.error(
+                "qwen4exp.nextn_predict_layers",
+                "this is a draft head (MTP) without its model; give it as --mtp beside that",
+            )
         weights = {name: _take(tensors, name, shape) for name, shape in tensor_shapes(p).items()}
         output = tensors.take_optional("output.weight", shape=(p.vocab_size, p.hidden))
         weights["output.weight"] = output if output is not None else weights["token_embd.weight"]
@@ -286,6 +294,24 @@ class Qwen4Exp(Architecture):
         if p.ngram is not None:
             weights["per_layer_token_embd.weight"] = RowTable(weights["per_layer_token_embd.weight"])
         return cls(p, weights)
+
+    def with_draft_head(self, keys: Keys, tensors: Tensors) -> Qwen4Exp:
+        """The MTP block of a sidecar beside this trunk; embedding and output are the trunk's own."""
+        theirs = Parameters.read(keys, tensors)
+        if not theirs.draft_layers:
+            raise keys.error("qwen4exp.nextn_predict_layers", "the file has no draft head", found=0, expected=1)
+        ours = replace(self.p, draft_layers=1)
+        for field in fields(Parameters):
+            a, b = getattr(ours, field.name), getattr(theirs, field.name)
+            if a != b and field.name not in ("ngram", "context_length"):
+                raise keys.error(
+                    "general.architecture", f"the draft head is of another model: {field.name}", found=b, expected=a
+                )
+        block = self.draft_block
+        weights = {
+            name: _take(tensors, name, shape) for name, shape in tensor_shapes(ours).items() if name.startswith(block)
+        }
+        return Qwen4Exp(ours, self.weights | weights)
 
     def summary(self) -> Summary:
         shown = {k: v for k, v in asdict(self.p).items() if k not in ("layers", "ngram")}
@@ -304,31 +330,63 @@ class Qwen4Exp(Architecture):
     # -- the step ------------------------------------------------------------------------------------------------------
 
     def build(self, shape: StepShape, capacity: Capacity) -> Graph:
-        return _Step(self, shape, capacity).trunk()
+        """A step of the trunk. With `shape.draft` the MTP block meets the same rows: row p is (x_p, R_{p-1})."""
+        graph = Graph(capacity)
+        inputs = StepInputs(graph, shape, components=self.position_components)
+        step = _Rows(self, graph, inputs.place)
+        R = step.trunk(inputs.ids)
+        graph.output("logits", step.logits(take_rows(R, inputs.out_rows), "output_hc_"))
+        if shape.draft:
+            x = step.draft_input(inputs.ids, step.previous(R))
+            if shape.draft == "logits":
+                x = take_rows(step.layer(x, "qsa", self.draft_block), inputs.out_rows)
+                graph.output("draft_logits", step.logits(x, self.draft_block + "nextn.hc_head_"))
+            else:
+                step.remember(x, self.draft_block)
+        return graph
+
+    def build_draft(self, shape: DraftShape, capacity: Capacity) -> Graph:
+        """The MTP block as its own successor: each step takes the token that the one before chose, and its residual."""
+        graph = Graph(capacity)
+        inputs = DraftInputs(graph, shape, components=self.position_components)
+        ids, b = inputs.ids, self.draft_block
+        steps = [_Rows(self, graph, place) for place in inputs.places]
+        R = merge_heads(take_rows(steps[0].last_residual(), inputs.places[0].slots))
+        for i, step in enumerate(steps):
+            R = step.layer(step.draft_input(ids, R), "qsa", b)
+            ids = argmax(step.logits(R, b + "nextn.hc_head_"))
+            graph.output(f"draft.{i}", ids)
+            R = merge_heads(R)
+        return graph
+
+    @property
+    def draft_block(self) -> str:
+        """The prefix of the MTP block, which follows the trunk's."""
+        return f"blk.{len(self.p.layers)}."
 
 
-class _Step:
-    """Records one step. Methods are the paper's blocks; `R` is the residual [rows, streams, hidden], `x` [rows, hidden]."""
+class _Rows:
+    """Records what a model does with some rows. Methods are the paper's blocks; `R` is the residual [rows, streams, hidden],
+    `x` [rows, hidden]."""
 
-    def __init__(self, model: Qwen4Exp, shape: StepShape, capacity: Capacity) -> None:
-        self.p, self.weights, self.shape = model.p, model.weights, shape
-        self.g = Graph(capacity)
-        self.at = StepInputs(self.g, shape, components=model.position_components)
+    def __init__(self, model: Qwen4Exp, graph: Graph, at: Place) -> None:
+        self.p, self.weights, self.g, self.at = model.p, model.weights, graph, at
         self.components = model.position_components
 
-    def trunk(self) -> Graph:
+    def trunk(self, ids: Value) -> Value:
+        """All layers but the MTP block."""
         p = self.p
-        rows = None if p.ngram is None else self.ngram_embedding(p.ngram)
-        R = repeat_streams(embed(self.w("token_embd.weight"), self.at.ids), streams=p.streams)
+        rows = None if p.ngram is None else self.ngram_embedding(ids, p.ngram)
+        R = repeat_streams(embed(self.w("token_embd.weight"), ids), streams=p.streams)
         for i, kind in enumerate(p.layers):
             if p.ngram is not None and p.ngram.layer == i:
                 R = self.inject_ngrams(R, rows, p.ngram, f"blk.{i}.")
             R = self.layer(R, kind, f"blk.{i}.")
-        if self.shape.residual:
-            self.g.output("residual", R)
-        x, _ = self.mix(take_rows(R, self.at.out_rows), "output_hc_", inject=False)
-        self.g.output("logits", linear(x, self.w("output.weight")))
-        return self.g
+        return R
+
+    def logits(self, R: Value, mixer: str) -> Value:
+        x, _ = self.mix(R, mixer, inject=False)
+        return linear(x, self.w("output.weight"))
 
     def layer(self, R: Value, kind: str, b: str) -> Value:
         """Token mixer, then experts; each reads the streams through a mix and writes back to all of them."""
@@ -375,27 +433,38 @@ class _Step:
     def sparse_attention(self, x: Value, b: str) -> Value:
         """Gated attention over the blocks of tokens that the indexer scores highest (QSA), and the unfinished block."""
         p, at = self.p, self.at
-        K, V = (self.g.state(b + name, PerToken((p.kv_heads, p.head_dim))) for name in ("k", "v"))
+        K, V = self.append_keys(x, b)
         qg = split_heads(linear(x, self.w(b + "attn_q.weight")), heads=p.heads)
         q, gate = columns(qg, start=0, size=p.head_dim), columns(qg, start=p.head_dim, size=p.head_dim)
         q = self.turn(rms_norm(q, self.w(b + "attn_q_norm.weight"), eps=p.eps), at.positions)
-        k = split_heads(linear(x, self.w(b + "attn_k.weight")), heads=p.kv_heads)
-        k = self.turn(rms_norm(k, self.w(b + "attn_k_norm.weight"), eps=p.eps), at.positions)
-        v = split_heads(linear(x, self.w(b + "attn_v.weight")), heads=p.kv_heads)
-        paged_append(k, *at.pages, K)
-        paged_append(v, *at.pages, V)
         chosen = self.choose_blocks(x, b)
         o, _ = attention(q, K, V, *at.pages, chosen, scale=p.head_dim**-0.5, block=p.index_block)
         return linear(merge_heads(mul(o, sigmoid(gate))), self.w(b + "attn_output.weight"))
 
-    def choose_blocks(self, x: Value, b: str) -> Value:
-        """The indexer: a key for each finished block, and for each query the blocks of the highest scores."""
+    def append_keys(self, x: Value, b: str) -> tuple[Value, Value]:
+        """The rows' keys and values, appended to the layer's caches; returns these."""
+        p, at = self.p, self.at
+        K, V = (self.g.state(b + name, PerToken((p.kv_heads, p.head_dim))) for name in ("k", "v"))
+        k = split_heads(linear(x, self.w(b + "attn_k.weight")), heads=p.kv_heads)
+        k = self.turn(rms_norm(k, self.w(b + "attn_k_norm.weight"), eps=p.eps), at.positions)
+        paged_append(k, *at.pages, K)
+        paged_append(split_heads(linear(x, self.w(b + "attn_v.weight")), heads=p.kv_heads), *at.pages, V)
+        return K, V
+
+    def append_block_keys(self, x: Value, b: str) -> Value:
+        """The indexer's key of each block that ends at one of the rows, appended to its cache; returns that."""
         p, at, m = self.p, self.at, self.p.index_block
         index = self.g.state(b + "index", PerToken((p.index_dim,), every=m))
         raw = self.g.state(b + "index_tail", PerSequence((m - 1, p.index_dim)))
         mean = trailing_mean(linear(x, self.w(b + "indexer.k_proj.weight")), *at.rows, raw, at.keep, every=m)
         key = rms_norm(split_heads(mean, heads=1), self.w(b + "indexer.k_norm.weight"), eps=p.eps)
         paged_append(merge_heads(self.turn(key, self.block_starts)), *at.pages, index, every=m)
+        return index
+
+    def choose_blocks(self, x: Value, b: str) -> Value:
+        """The indexer: for each query the blocks of the highest scores."""
+        p, at, m = self.p, self.at, self.p.index_block
+        index = self.append_block_keys(x, b)
         q = split_heads(linear(x, self.w(b + "indexer.q_proj.weight")), heads=p.index_heads)
         q = self.turn(rms_norm(q, self.w(b + "indexer.q_norm.weight"), eps=p.eps), at.positions)
         scores = index_scores(q, index, *at.pages, every=m, scale=p.index_dim**-0.5)
@@ -428,7 +497,28 @@ class _Step:
         shared = linear(swiglu(gate, up), self.w(b + "ffn_down_shexp.weight"))
         return add(routed, scale_rows(shared, sigmoid(linear(x, self.w(b + "ffn_gate_inp_shexp.weight")))))
 
-    def ngram_embedding(self, n: NGramParameters) -> Value:
+    def draft_input(self, ids: Value, previous: Value) -> Value:
+        """What the MTP block starts from: in every stream, a token's embedding joined with the residual before it."""
+        p, b = self.p, f"blk.{len(self.p.layers)}.nextn."
+        e = rms_norm(embed(self.w("token_embd.weight"), ids), self.w(b + "enorm.weight"), eps=p.eps)
+        h = group_rms_norm(split_heads(previous, heads=p.streams), self.w(b + "hnorm.weight"), eps=p.eps)
+        return linear(concat(repeat_streams(e, streams=p.streams), h), self.w(b + "eh_proj.weight"))
+
+    def last_residual(self) -> Value:
+        """State: the trunk's residual at the last token of each sequence, zeros before the first."""
+        return self.g.state("residual", PerSequence((1, self.p.streams * self.p.hidden)))
+
+    def previous(self, R: Value) -> Value:
+        """Of each row the residual of the row before it in its sequence."""
+        return delay(merge_heads(R), *self.at.rows, self.last_residual(), self.at.keep, by=1)
+
+    def remember(self, R: Value, b: str) -> None:
+        """What a QSA layer keeps of its rows, without its output, which nothing asks for."""
+        x, _ = self.mix(R, b + "hc_attn_", inject=False)
+        self.append_keys(x, b)
+        self.append_block_keys(x, b)
+
+    def ngram_embedding(self, ids: Value, n: NGramParameters) -> Value:
         """Rows of the n-gram table at each token [tokens, hidden], gathered on the host: they depend on token ids alone."""
 
         def i64(name: str, values: tuple[int, ...]) -> Value:
@@ -437,7 +527,7 @@ class _Step:
         context = self.g.state("ngram", PerSequence((n.size - 1,), dtype="i32", fill=n.eos))
         with self.g.prologue():
             hashes = i64("multipliers", n.multipliers), i64("offsets", n.offsets), i64("sizes", n.sizes)
-            rows = ngram_rows(self.at.ids, *self.at.rows, *hashes, context, self.at.keep, eos=n.eos)
+            rows = ngram_rows(ids, *self.at.rows, *hashes, context, self.at.keep, eos=n.eos)
             return merge_heads(embed(self.w("per_layer_token_embd.weight"), rows))
 
     def inject_ngrams(self, R: Value, e: Value, n: NGramParameters, b: str) -> Value:

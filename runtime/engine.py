@@ -22,14 +22,15 @@ from trueup.core.backend import Device, Executable, Target, Watcher, conditions,
 from trueup.core.errors import Unavailable
 from trueup.core.plan import Plan, PlanOptions, build_plan
 from trueup.core.plugins import host
-from trueup.core.state import Capacity
+from trueup.core.state import Capacity, PerSequence
 from trueup.models import Model, load_model
-from trueup.models.architecture import StepShape
+from trueup.models.architecture import DraftShape, StepShape
 
 from .generate import Piece, generate
 from .sampling import Sampler
 from .session import Session
-from .state import Bundle, Sequence
+from .speculation import Speculation, Speculator
+from .state import Bundle, Sequence, Snapshots
 from .text import StopStrings
 
 Rows = Literal["last", "all"] | None
@@ -50,7 +51,7 @@ class PlanKey:
     its lowering must become a field here."""
 
     model: str
-    shape: StepShape
+    shape: StepShape | DraftShape
     capacity: Capacity
     options: PlanOptions
     backend: str
@@ -71,18 +72,24 @@ class Engine:
         checkpoints: int = 4,
         batch: int = 512,
         page: int = 64,
+        draft_head: bool = False,
+        snapshots: int = 0,
         options: PlanOptions = PlanOptions(),  # noqa: B008  # frozen
         target_options: tuple[tuple[str, Any], ...] = (),
     ) -> None:
         """`context`: most tokens of a sequence, by default what the model allows, at most 4,096; storage for all sequences
         together holds that many, and a page more for each. `batch`: most rows of a step. `page`: tokens of a page, rounded
-        up to what the model's block sizes need."""
+        up to what the model's block sizes need. `draft_head`: every step keeps the states of the model's draft head.
+        `snapshots`: slots for each sequence besides its own, as speculation needs."""
         arch = model.architecture
         for name, n in (("sequences", sequences), ("batch", batch), ("page", page)):
             if n < 1:
                 raise ValueError(f"{name} must be at least 1, got {n}")
-        if checkpoints < 0:
-            raise ValueError(f"checkpoints must be at least 0, got {checkpoints}")
+        for name, n in (("checkpoints", checkpoints), ("snapshots", snapshots)):
+            if n < 0:
+                raise ValueError(f"{name} must be at least 0, got {n}")
+        if draft_head and not arch.has_draft_head:
+            raise ValueError(f"{model.file.path} has no draft head")
         if context is None:
             context = min(arch.context_length, 4096)
         if not 1 <= context <= arch.context_length:
@@ -92,13 +99,19 @@ class Engine:
         page = lcm(arch.page_multiple, -(-page // arch.page_multiple) * arch.page_multiple)
         limit = target.capabilities.max_rows
         self.model, self.target, self.options = model, target, options
+        self.sequences = sequences
         self.context, self.batch = context, batch if limit is None else min(batch, limit)
-        self.capacity = Capacity(slots=sequences + checkpoints, pages=-(-context // page) + sequences, page=page)
+        self.capacity = Capacity(
+            slots=sequences * (1 + snapshots) + checkpoints, pages=-(-context // page) + sequences, page=page
+        )
         self._target_options = target_options
         self._plans: OrderedDict[PlanKey, Executable] = OrderedDict()
         self._lock = threading.RLock()
         self.plans_built = 0
-        graph = arch.build(StepShape(1, 1, 1, 1), self.capacity)
+        self.speculator: Speculator | None = None
+        """What drafts and verifies where generation is asked to; set by `trueup.load`."""
+        self._draft: Literal["", "cache"] = "cache" if draft_head else ""
+        graph = arch.build(StepShape(1, 1, 1, 1, self._draft), self.capacity)
         kinds = {name: s.kind for name, s in graph.states.items() if s.kind is not None}
         self.bundle = Bundle(kinds, self.capacity, target.memory, host=graph.host_states)
 
@@ -114,6 +127,8 @@ class Engine:
             for exe in self._plans.values():
                 exe.close()
             self._plans.clear()
+            if self.speculator is not None:
+                self.speculator.close()
             self.bundle.close()
             self.target.close()
 
@@ -133,17 +148,27 @@ class Engine:
         finally:
             session.close()
 
-    def step(self, work: Seq[tuple[Session, Seq[int]]], *, logits: Rows = "last") -> list[NDArray[np.float32]]:
+    def step(
+        self,
+        work: Seq[tuple[Session, Seq[int]]],
+        *,
+        logits: Rows = "last",
+        snapshots: Seq[Snapshots | None] | None = None,
+    ) -> list[NDArray[np.float32]]:
         """Run tokens of several sequences at once; each gets what it would get alone.
 
         Returns for each sequence its logits, float32 [rows, vocab]: one row for "last", one per token for "all", none for
-        None. More rows than the engine's batch are run in several steps. Nothing changes where an argument is wrong:
-        ValueError for a token out of range, a session given twice or no tokens where the last row is asked for;
-        ContextFull; OutOfState. Where a kernel fails, the sessions whose rows it ran can't be used until they are restored
-        or reset; what the steps before it ran is kept.
+        None. `snapshots`, one or None for each sequence, receive the states after its rows. More rows than the engine's
+        batch are run in several steps. Nothing changes where an argument is wrong: ValueError for a token out of range, a
+        session given twice or no tokens where the last row is asked for; ContextFull; OutOfState. Where a kernel fails, the
+        sessions whose rows it ran can't be used until they are restored or reset; what the steps before it ran is kept.
         """
         with self._lock:
             arrays = [self._tokens(session, tokens, logits) for session, tokens in work]
+            kept = [
+                s.keep(len(a)) if s else [-1] * len(a)
+                for s, a in zip(snapshots or [None] * len(work), arrays, strict=True)
+            ]
             sequences = [session.sequence for session, _ in work]
             if len({id(s) for s in sequences}) < len(sequences):
                 raise ValueError("a session is given twice in one step")
@@ -152,7 +177,7 @@ class Engine:
             try:
                 for chunk in _chunks([len(a) for a in arrays], self.batch):
                     self._run(
-                        [(sequences[i], arrays[i][a:b], b == len(arrays[i])) for i, a, b in chunk],
+                        [_Part(sequences[i], arrays[i][a:b], kept[i][a:b], b == len(arrays[i])) for i, a, b in chunk],
                         [parts[i] for i, _, _ in chunk],
                         logits,
                     )
@@ -196,14 +221,16 @@ class Engine:
         min_p: float = 0.0,
         seed: int | None = None,
         ignore_eos: bool = False,
+        speculate: bool = True,
         session: Session | None = None,
     ) -> Iterator[Piece]:
         """Continue a prompt, piece by piece: text, token ids, log-probabilities; the last piece says why it ended.
 
         A string is plain text: what looks like a special token in it is none (pass token ids, or use a chat template, where
         those are meant). Temperature 0 is greedy; `seed` makes the rest reproducible. `session` is continued, and left open;
-        without one a new one is used and closed, also when the iterator is dropped. Raises ValueError for wrong arguments
-        at once; while it is iterated ContextFull, OutOfState, NonFiniteLogits where the backend computed NaN.
+        without one a new one is used and closed, also when the iterator is dropped. An engine that was loaded with `draft`
+        drafts and verifies, unless `speculate` is False; what is written is the same. Raises ValueError for wrong arguments at
+        once; while it is iterated ContextFull, OutOfState, NonFiniteLogits where the backend computed NaN.
         """
         sampler = Sampler(temperature, top_k, top_p, min_p, seed)
         if max_tokens is not None and max_tokens < 0:
@@ -214,7 +241,7 @@ class Engine:
         ids = tokenizer.encode(prompt, add_bos=False if goes_on else None) if isinstance(prompt, str) else list(prompt)
         if not ids and not goes_on and tokenizer.bos_id is not None:
             ids = [tokenizer.bos_id]
-        return self._generate(ids, sampler, session, max_tokens, stop, ignore_eos)
+        return self._generate(ids, sampler, session, max_tokens, stop, ignore_eos, speculate)
 
     def _generate(
         self,
@@ -224,6 +251,7 @@ class Engine:
         max_tokens: int | None,
         stop: str | Seq[str] | None,
         ignore_eos: bool,
+        speculate: bool,
     ) -> Iterator[Piece]:
         used = self.session() if session is None else session  # an empty session is false
         try:
@@ -236,6 +264,7 @@ class Engine:
                 stop=stop,
                 ignore_eos=ignore_eos,
                 going_on=session is not None,
+                speculator=self.speculator if speculate else None,
             )
         finally:
             if session is None:
@@ -243,57 +272,50 @@ class Engine:
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    def _run(
-        self, work: list[tuple[Sequence, NDArray[np.int32], bool]], parts: list[list[NDArray[np.float32]]], logits: Rows
-    ) -> None:
+    def _run(self, work: list[_Part], parts: list[list[NDArray[np.float32]]], logits: Rows) -> None:
         shape, inputs, wanted = self._inputs(work, logits)
         exe = self.executable(shape)
         try:
             out = exe.run(inputs)["logits"]
         except BaseException as e:
-            for s, _, _ in work:
-                s.fault = f"a step failed ({type(e).__name__}: {e})"
+            for w in work:
+                w.sequence.fault = f"a step failed ({type(e).__name__}: {e})"
             raise
         row = 0
-        for (s, ids, _), n, part in zip(work, wanted, parts, strict=True):
-            s.length += len(ids)
+        for w, n, part in zip(work, wanted, parts, strict=True):
+            w.sequence.length += len(w.ids)
             if n:
                 part.append(out[row : row + n])
             row += n
 
-    def _inputs(
-        self, work: list[tuple[Sequence, NDArray[np.int32], bool]], logits: Rows
-    ) -> tuple[StepShape, dict[str, NDArray[np.int32]], list[int]]:
+    def _inputs(self, work: list[_Part], logits: Rows) -> tuple[StepShape, dict[str, NDArray[np.int32]], list[int]]:
         """The shape of a step, its inputs padded to that shape, and how many rows of logits each sequence gets."""
-        lengths = [len(ids) for _, ids, _ in work]
+        lengths = [len(w.ids) for w in work]
         ends = np.cumsum([0, *lengths])
         total = int(ends[-1])
         wanted = [
-            n if logits == "all" else int(logits == "last" and done)
-            for n, (_, _, done) in zip(lengths, work, strict=True)
+            n if logits == "all" else int(logits == "last" and w.last) for n, w in zip(lengths, work, strict=True)
         ]
         rows = [ends[i + 1] - n + np.arange(n) for i, n in enumerate(wanted)]
-        widest = max(len(s.pages) for s, _, _ in work)
+        sequences = [w.sequence for w in work]
         shape = StepShape(
             tokens=self._rows(total),
             seqs=round_up(len(work)),
-            blocks=self._table_width(widest),
+            blocks=self._table_width(max(len(s.pages) for s in sequences)),
             outs=self._rows(sum(wanted)),
+            draft=self._draft,
         )
-        positions = [s.length + np.arange(n) for (s, _, _), n in zip(work, lengths, strict=True)]
-        table = np.full((shape.seqs, shape.blocks), -1, np.int32)
-        for i, (s, _, _) in enumerate(work):
-            table[i, : len(s.pages)] = s.pages
+        positions = [s.length + np.arange(n) for s, n in zip(sequences, lengths, strict=True)]
         components = self.model.architecture.position_components
         flat = _padded(shape.tokens, np.concatenate(positions), 0)
         inputs = {
-            "ids": _padded(shape.tokens, np.concatenate([ids for _, ids, _ in work]), 0),
+            "ids": _padded(shape.tokens, np.concatenate([w.ids for w in work]), 0),
             "positions": np.repeat(flat[:, None], components, 1),
             "cu_seqlens": _padded(shape.seqs + 1, ends, total),
-            "slots": _padded(shape.seqs, [s.slot for s, _, _ in work], -1),
-            "past": _padded(shape.seqs, [s.length for s, _, _ in work], 0),
-            "block_table": table,
-            "keep": np.full(shape.tokens, -1, np.int32),
+            "slots": _padded(shape.seqs, [s.slot for s in sequences], -1),
+            "past": _padded(shape.seqs, [s.length for s in sequences], 0),
+            "block_table": _table(sequences, shape.seqs, shape.blocks),
+            "keep": _padded(shape.tokens, np.concatenate([w.keep for w in work]), -1),
             "out_rows": _padded(shape.outs, np.concatenate(rows), -1),
         }
         return shape, inputs, wanted
@@ -309,14 +331,61 @@ class Engine:
             width *= 4
         return min(width, self.capacity.pages)
 
-    def key(self, shape: StepShape) -> PlanKey:
+    def draft(self, work: Seq[tuple[Session, int]], *, depth: int) -> NDArray[np.int32]:
+        """What the model's draft head says follows each session's next token, which is chosen but not fed: int32
+        [sessions, depth]. The sessions stay as they are. Raises as `step`; AttributeError without `draft_head`.
+        """
+        if not self._draft:
+            raise AttributeError("the engine was made without the draft head")
+        if depth < 1 or not work:
+            return np.zeros((len(work), depth), np.int32)
+        with self._lock:
+            ids = np.concatenate([self._tokens(session, [token], "last") for session, token in work])
+            sequences = [session.sequence for session, _ in work]
+            for s in sequences:
+                if s.length + depth > self.context:
+                    raise ContextFull(f"{s.length} tokens and {depth} drafts exceed the context of {self.context}")
+            self.bundle.reserve_all([(s, depth) for s in sequences])
+            shape = DraftShape(round_up(len(work)), self._table_width(max(len(s.pages) for s in sequences)), depth)
+            exe = self.executable(shape)
+            slots: list[int] = []
+            try:
+                for s in sequences:
+                    slots.append(self.bundle.borrow(s, self._draft_states(exe)))
+                out = exe.run(self._draft_inputs(sequences, ids, slots, shape))
+            finally:
+                for slot in slots:
+                    self.bundle.give_back(slot)
+            return np.stack([out[f"draft.{i}"][: len(work)] for i in range(depth)], axis=1)
+
+    def _draft_states(self, exe: Executable) -> list[str]:
+        return [name for name, s in exe.plan.graph.states.items() if isinstance(s.kind, PerSequence)]
+
+    def _draft_inputs(
+        self, sequences: list[Sequence], ids: NDArray[np.int32], slots: list[int], shape: DraftShape
+    ) -> dict[str, NDArray[np.int32]]:
+        past = _padded(shape.seqs, [s.length for s in sequences], 0)
+        inputs = {
+            "ids": _padded(shape.seqs, ids, 0),
+            "cu_seqlens": np.minimum(np.arange(shape.seqs + 1, dtype=np.int32), len(sequences)),
+            "slots": _padded(shape.seqs, slots, -1),
+            "block_table": _table(sequences, shape.seqs, shape.blocks),
+        }
+        for i in range(shape.depth):
+            inputs[f"past.{i}"] = past + np.int32(i)
+            inputs[f"positions.{i}"] = np.repeat(
+                inputs[f"past.{i}"][:, None], self.model.architecture.position_components, 1
+            )
+        return inputs
+
+    def key(self, shape: StepShape | DraftShape) -> PlanKey:
         """The key under which the plan of a shape is kept."""
         return PlanKey(
             self.model.fingerprint, shape, self.capacity, self.options, self.target.name, self.target.device.name,
             self._target_options,
         )  # fmt: skip
 
-    def plans(self) -> dict[StepShape, Plan]:
+    def plans(self) -> dict[StepShape | DraftShape, Plan]:
         """The plans that are kept, by shape; the one used last is the last."""
         with self._lock:
             return {key.shape: exe.plan for key, exe in self._plans.items()}
@@ -331,13 +400,16 @@ class Engine:
             round_up(sequences),
             self._table_width(1),
             self._rows(sequences if outs is None else outs),
+            self._draft,
         )
 
-    def plan(self, shape: StepShape) -> Plan:
+    def plan(self, shape: StepShape | DraftShape) -> Plan:
         """The plan for a shape, made anew."""
-        return build_plan(self.model.architecture.build(shape, self.capacity), self.target, self.options)
+        arch = self.model.architecture
+        build = arch.build_draft if isinstance(shape, DraftShape) else arch.build
+        return build_plan(build(shape, self.capacity), self.target, self.options)  # type: ignore[arg-type]
 
-    def executable(self, shape: StepShape) -> Executable:
+    def executable(self, shape: StepShape | DraftShape) -> Executable:
         """The compiled plan for a shape, made when it is first needed; those used longest ago are closed."""
         key = self.key(shape)
         if key in self._plans:
@@ -348,6 +420,16 @@ class Engine:
         while len(self._plans) > PLANS_KEPT:
             self._plans.popitem(last=False)[1].close()
         return exe
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A sequence's rows of one step: their ids, the slots that receive the states after them, and whether they are the last."""
+
+    sequence: Sequence
+    ids: NDArray[np.int32]
+    keep: list[int]
+    last: bool
 
 
 def round_up(n: int) -> int:
@@ -361,6 +443,14 @@ def round_up(n: int) -> int:
 def _padded(size: int, values: Any, fill: int) -> NDArray[np.int32]:
     out = np.full(size, fill, np.int32)
     out[: len(values)] = values
+    return out
+
+
+def _table(sequences: list[Sequence], seqs: int, blocks: int) -> NDArray[np.int32]:
+    """The block table: each sequence's pages in order, -1 beyond."""
+    out = np.full((seqs, blocks), -1, np.int32)
+    for i, s in enumerate(sequences):
+        out[i, : len(s.pages)] = s.pages
     return out
 
 
@@ -418,6 +508,11 @@ def load(
     order_seed: int | None = None,
     strict: bool = False,
     watch: Watcher | None = None,
+    draft: int | Literal["auto"] | None = None,
+    drafter: str = "mtp",
+    drafter_options: dict[str, Any] | None = None,
+    mtp: str | Path | None = None,
+    rollback: Literal["auto", "snapshots", "replay"] = "auto",
     **target_options: Any,
 ) -> Engine:
     """Open a GGUF file, or without a path the bundled model, on a backend.
@@ -427,18 +522,31 @@ def load(
     is no model raises GGUFError. `strict` refuses, by a StrictError, a graph or a step that is outside of what its ops
     promise, as docs/add-a-model.md lists it. `watch` is asked before each step who looks on at its nodes, as
     `trueup.conformance.verify.Verifier` does to judge them.
+
+    `draft` makes generation speculative: so many tokens are drafted before each step, or "auto", as many as pay. `drafter`
+    is "mtp" (the model's own head, which may come from a sidecar file, `mtp`), "lookup", "model" (with `drafter_options`
+    {"model": FILE}) or a plugin's; DrafterRefused where it can't draft for this model. `rollback` says how tokens that the
+    model did not confirm are undone.
     """
-    model = load_model(path)
+    model = load_model(path, mtp=mtp)
+    plan = None if draft is None else Speculation.of(model, draft, drafter, drafter_options or {}, rollback)
     target = open_target(backend, target_options)
     for watcher in (conditions if strict else None, watch):
         if watcher is not None:
             observe(target, watcher)
     try:
-        return Engine(
+        engine = Engine(
             model, target, context=context, sequences=sequences, checkpoints=checkpoints, batch=batch, page=page,
+            draft_head=plan is not None and plan.drafter.uses_draft_head, snapshots=0 if plan is None else plan.slots,
             options=PlanOptions(allow_fallback, fusion, order_seed, strict),
             target_options=tuple(sorted(target_options.items())),
         )  # fmt: skip
     except BaseException:
         target.close()
         raise
+    try:
+        engine.speculator = None if plan is None else plan.open(engine)
+    except BaseException:
+        engine.close()
+        raise
+    return engine

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .sampling import NonFiniteLogits, Sampler, sample, uniform
+import numpy as np
+from numpy.typing import NDArray
+
+from .sampling import NonFiniteLogits, Sampled, Sampler, sample, uniform
+from .speculation import Job, Speculator, Turn
 from .text import StopStrings, TextStream
 
 if TYPE_CHECKING:
@@ -55,45 +59,101 @@ def generate(
     ignore_eos: bool = False,
     skip_special: bool = True,
     going_on: bool = True,
+    speculator: Speculator | None = None,
 ) -> Iterator[Piece]:
     """Feed the prompt, then choose token after token; see `Engine.generate`. `choice` numbers the `n` outputs of a prompt.
 
-    With `going_on`, everything chosen has been fed when it ends by itself, so that the session can be continued.
+    A `speculator` makes several tokens a step; what comes out is the same. With `going_on`, everything chosen has been fed
+    when it ends by itself, so that the session can be continued.
     """
     sampler = sampler.seeded()
-    seed = sampler.seed or 0
     texts, stops = TextStream(model.tokenizer, skip_special=skip_special), StopStrings(stop)
     ends = frozenset() if ignore_eos else model.tokenizer.eos_ids
+    turns = _Turns(session, sampler, choice, speculator)
     limit = session.engine.context
     logits = session.feed(prompt)
     chosen = 0
-    reason: FinishReason
-    while True:
-        if chosen == max_tokens or len(session) == limit:
+    reason: FinishReason | None = "length" if max_tokens == 0 or len(session) == limit else None
+    turn = turns.first(logits) if reason is None else Turn(())
+    while reason is None:
+        pieces: list[Piece] = []
+        fed = 0  # of the turn's tokens, those that have to be fed now
+        for token, logprob in turn.chosen:
+            fed = len(pieces)
+            if turns.start + fed == limit:
+                reason = "length"
+            elif token in ends:
+                reason = "stop"
+            else:
+                chosen += 1
+                pieces.append(Piece(stops.push(texts.push(token)), (token,), (logprob,)))
+                if stops.stopped is not None or chosen == max_tokens:
+                    reason = "length" if stops.stopped is None else "stop"
+                    fed += going_on
+            if reason is not None:
+                break
+        turns.settle(min(fed, turn.accepted))
+        yield from pieces
+        if reason is not None:
+            turns.feed(turn.chosen[turn.accepted : fed])
+        elif turns.start + len(pieces) == limit:
+            turns.feed(turn.chosen[-1:])
             reason = "length"
-            break
-        position = len(session)
-        try:
-            token, logprob = sample(logits, sampler, draw=uniform(seed, choice, position, "sample"))
-        except NonFiniteLogits as e:
-            raise NonFiniteLogits(
-                f"after {position} tokens on backend {session.engine.target.name}: {e}", e.position
-            ) from None
-        if token in ends:
-            reason = "stop"
-            break
-        chosen += 1
-        text = stops.push(texts.push(token))
-        yield Piece(text, (token,), (logprob,))
-        if stops.stopped is not None or chosen == max_tokens:
-            if going_on:
-                session.feed([token], logits=None)
-            reason = "stop" if stops.stopped is not None else "length"
-            break
-        logits = session.feed([token])
+        else:
+            turn = turns.after(turn.chosen[-1].token, most=None if max_tokens is None else max_tokens - chosen)
     tail = stops.push(texts.finish())
     if stops.stopped is None:
         tail += stops.finish()
     elif reason == "length":
         reason = "stop"
     yield Piece(tail, finish_reason=reason, stop=stops.stopped, usage=Usage(len(prompt), chosen))
+
+
+class _Turns:
+    """One turn after the other: tokens that the model chose after those that are fed. `start`: how many are fed before a
+    turn's first token; of the turn's own the first `accepted` are fed too, as its speculation left them."""
+
+    def __init__(self, session: Session, sampler: Sampler, choice: int, speculator: Speculator | None) -> None:
+        self.session, self.sampler, self.choice, self.speculator = session, sampler, choice, speculator
+        self.start = 0
+        self._settle: Callable[[int], None] | None = None
+
+    def first(self, logits: NDArray[np.float32]) -> Turn:
+        """The turn after a prompt: plain sampling from its logits."""
+        self.start = position = len(self.session)
+        try:
+            draw = uniform(self.sampler.seed or 0, self.choice, position, "sample")
+            return Turn((sample(logits, self.sampler, draw=draw),))
+        except NonFiniteLogits as e:
+            raise NonFiniteLogits(
+                f"after {position} tokens on backend {self.session.engine.target.name}: {e}", e.position
+            ) from None
+
+    def after(self, token: int, *, most: int | None) -> Turn:
+        """The turn after a token that is not fed yet; `most` tokens are wanted at most."""
+        if self.speculator is None:
+            return self.first(self.session.feed([token]))
+        self.start = len(self.session) + 1
+        (turn,) = self.speculator.round(
+            [
+                Job(
+                    self.session,
+                    token,
+                    self.sampler,
+                    self.choice,
+                    self.session.engine.context if most is None else most - 1,
+                )
+            ]
+        )
+        self._settle = lambda fed: self.speculator.commit([turn], [1 + fed]) if self.speculator else None
+        return turn
+
+    def settle(self, fed: int) -> None:
+        """Of the turn's tokens that its speculation fed, the first `fed` stay."""
+        if self._settle is not None:
+            self._settle(fed)
+            self._settle = None
+
+    def feed(self, tokens: Sequence[Sampled]) -> None:
+        if tokens:
+            self.session.feed([t.token for t in tokens], logits=None)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NonFiniteLogits", "Sampled", "Sampler", "SamplerError", "distribution", "sample", "uniform"]
+__all__ = ["NonFiniteLogits", "Sampled", "Sampler", "SamplerError", "distribution", "logprob", "sample", "uniform"]
 
 _WORD = 2**64 - 1
 # Of each setting the largest value, and the range in words; the smallest is 0.
@@ -105,7 +105,7 @@ def sample(logits: NDArray[Any], settings: Sampler, *, draw: float) -> Sampled:
         # The product may round up to the sum itself, hence the last id as the limit.
         at = min(int(np.searchsorted(below, draw * below[-1], side="right")), len(ids) - 1)
         token = int(ids[at])
-    return Sampled(token, _logprob(row, token))
+    return Sampled(token, logprob(row, token))
 
 
 def distribution(logits: NDArray[Any], settings: Sampler) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -203,7 +203,9 @@ def _nucleus(probs: NDArray[np.float64], top_p: float) -> int:
     return max(1, int(np.searchsorted(before, top_p, side="left")))
 
 
-def _logprob(row: NDArray[np.float64], token: int) -> float:
+def logprob(row: NDArray[Any], token: int) -> float:
+    """The logarithm of a token's probability under the plain softmax of the logits [vocab]."""
+    row = np.asarray(row, np.float64)
     below = _below_top(row)
     return float(below[token] - np.log(np.exp(below).sum()))
 

@@ -35,6 +35,21 @@ class Checkpoint:
 
 
 @dataclass(eq=False)
+class Snapshots:
+    """Slots for a step's rows of one sequence, all but the last: slot i receives the per-sequence rows after row i.
+
+    `length` is the sequence's before the step. Void once `slots` is empty.
+    """
+
+    length: int
+    slots: list[int]
+
+    def keep(self, rows: int) -> list[int]:
+        """The `keep` input of the step's `rows` rows: the last one's state is the sequence's own."""
+        return [*self.slots, *[-1] * (rows - len(self.slots))]
+
+
+@dataclass(eq=False)
 class Sequence:
     """What a sequence holds: its slot, its pages in order, its length in tokens, and its live checkpoints."""
 
@@ -251,10 +266,8 @@ class Bundle:
         s.fault = "its restoring failed"
         for _, _, memory, array in self._walk(PerSequence):
             memory.copy_rows(array, [s.slot], [c.slot])
-        s.length, s.fault = c.length, ""
-        self.trim(s)
-        for other in [x for x in s.checkpoints if x.length > c.length]:
-            self.drop(s, other)
+        s.fault = ""
+        self._cut(s, c.length)
 
     def drop(self, s: Sequence, c: Checkpoint) -> None:
         """Give a checkpoint's slot back; dropping a void one is nothing."""
@@ -262,6 +275,57 @@ class Bundle:
             s.checkpoints.remove(c)
             self._give_slot(c.slot)
             c.slot = None
+
+    # -- speculation ---------------------------------------------------------------------------------------------------
+
+    def snapshots(self, s: Sequence, rows: int) -> Snapshots:
+        """Slots for the states after each of the next `rows` rows but the last, for all or OutOfState."""
+        self._usable(s)
+        if rows - 1 > len(self.free_slots):
+            raise OutOfState(
+                f"{rows - 1} slots are wanted for snapshots, {len(self.free_slots)} of {self.capacity.slots} are free"
+            )
+        return Snapshots(s.length, [self.free_slots.pop() for _ in range(rows - 1)])
+
+    def settle(self, s: Sequence, snapshots: Snapshots, rows: int) -> None:
+        """Only the first `rows` rows of the step happened: the sequence takes their snapshot's slot. Others are given back."""
+        self._usable(s)
+        ran = s.length - snapshots.length
+        if not 1 <= rows <= ran:
+            raise StateError(f"{rows} rows of a step of {ran} can't be kept")
+        if rows < ran and rows > len(snapshots.slots):
+            raise StateError(f"there is no snapshot after row {rows - 1}; there are {len(snapshots.slots)}")
+        if rows < ran:
+            kept = snapshots.slots[rows - 1]
+            snapshots.slots[rows - 1], s.slot = s.slot, kept
+            self._cut(s, snapshots.length + rows)
+        self.discard(snapshots)
+
+    def discard(self, snapshots: Snapshots) -> None:
+        """Give the slots back; the sequence stays where the step left it."""
+        while snapshots.slots:
+            self._give_slot(snapshots.slots.pop())
+
+    def borrow(self, s: Sequence, names: Iterable[str]) -> int:
+        """A slot with copies of these per-sequence states and nothing else of worth, for a graph that may spoil them."""
+        self._usable(s)
+        if not self.free_slots:
+            raise OutOfState(f"all {self.capacity.slots} slots are in use, by sequences and their checkpoints")
+        slot = self.free_slots[-1]
+        for name in names:
+            self._memories[name].copy_rows(self._arrays[name], [slot], [s.slot])
+        return self.free_slots.pop()
+
+    def give_back(self, slot: int) -> None:
+        """The end of `borrow`."""
+        self._give_slot(slot)
+
+    def _cut(self, s: Sequence, length: int) -> None:
+        """Shorten a sequence whose per-sequence states are those of that length."""
+        s.length = length
+        self.trim(s)
+        for c in [c for c in s.checkpoints if c.length > length]:
+            self.drop(s, c)
 
     # -- a sequence's states as arrays ---------------------------------------------------------------------------------
 

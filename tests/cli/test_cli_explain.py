@@ -24,7 +24,7 @@ def kinds() -> tuple[str, ...]:
 
 def test_json_names_every_node_once_after_what_it_takes(trueup: Run, kinds: tuple[str, ...]) -> None:
     said = json.loads(trueup("explain", "--json", "--tokens", 6, "--seqs", 2).out)
-    assert said["shape"] == {"tokens": 6, "seqs": 2, "blocks": 64, "outs": 2, "residual": False}
+    assert said["shape"] == {"tokens": 6, "seqs": 2, "blocks": 64, "outs": 2, "draft": ""}
     assert said["counts"] == dict(Counter(n["where"] for n in said["nodes"]))
     seen: set[int] = set()
     for n in said["nodes"]:

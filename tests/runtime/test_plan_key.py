@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trueup.core.errors import ArgumentError
@@ -17,7 +18,7 @@ from trueup.models import Model
 from trueup.models.architecture import StepShape
 from trueup.models.qwen4exp import NGramParameters, Parameters, Qwen4Exp
 from trueup.runtime import Engine
-from trueup.runtime.engine import PlanKey
+from trueup.runtime.engine import PlanKey, _Part
 
 Make = Callable[..., Engine]
 SHAPE = StepShape(4, 2, 8, 2)
@@ -74,7 +75,7 @@ def test_the_key_is_made_of_what_the_engine_has(make: Make) -> None:
     assert (base.backend, bodies.backend) == ("reference", "bodies")
     others = [
         bodies,
-        make().key(replace(SHAPE, residual=True)),
+        make().key(replace(SHAPE, draft="cache")),
         make(page=16).key(SHAPE),
         make(context=128).key(SHAPE),
         make(sequences=5).key(SHAPE),
@@ -149,7 +150,7 @@ def test_graphs_of_equal_keys_are_equal(make: Make) -> None:
     prints = set()
     for tokens in ([1, 2, 3], [4, 5, 6], [7, 8, 9]):
         e.bundle.reserve(s.sequence, 3)
-        shape, _, _ = e._inputs([(s.sequence, [*tokens], True)], "last")  # type: ignore[list-item]
+        shape, _, _ = e._inputs([_Part(s.sequence, np.array(tokens, np.int32), [-1] * len(tokens), True)], "last")
         prints.add((e.key(shape), e.model.architecture.build(shape, e.capacity).fingerprint()))
         s.feed(tokens)
     assert len(prints) == 1
