@@ -154,6 +154,8 @@ class OpenCLExecutable(AddressedExecutable):
         self.target = target
         self.scratch = Scratch(self)
         self._nodes = {n.id: n for n in plan.order}
+        self.launches = 0
+        """Kernels that a step starts."""
         try:
             given = [v.type.nbytes for v in (*plan.graph.inputs.values(), *_results(plan))]
             self.staging = np.zeros(sum(-(-n // ALIGN) * ALIGN for n in given), np.uint8)
@@ -203,6 +205,7 @@ class OpenCLExecutable(AddressedExecutable):
         self.plan.kernels[node].run(context, *args, **node.attrs)
         queue, target, enqueue = self.target.queue, self.target, cl.enqueue_nd_range_kernel
         calls = [(launch.kernel, launch.items, launch.group) for launch in launches]
+        self.launches += len(calls)
 
         def step() -> None:
             if target.poison:
