@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trueup.cli.conversation import Conversation
+from trueup.cli.drafting import Draft, DrafterName, DraftModel, Mtp, Rollback, drafting
 from trueup.cli.errors import expected, one_line
 from trueup.cli.generation import statistics
 from trueup.cli.options import (
@@ -55,6 +56,11 @@ def chat(
     threads: Threads = None,
     allow_fallback: AllowFallback = False,
     no_fusion: NoFusion = False,
+    draft: Draft = None,
+    drafter: DrafterName = None,
+    draft_model: DraftModel = None,
+    mtp: Mtp = None,
+    rollback: Rollback = "auto",
 ) -> None:
     """Talk with a model that has a chat template.
 
@@ -70,7 +76,7 @@ def chat(
     """
     engine = open_engine(
         model, backend=backend, context=ctx, threads=threads, allow_fallback=allow_fallback, fusion=not no_fusion,
-        sequences=2, checkpoints=2,
+        sequences=2, checkpoints=2, drafting=drafting(draft, drafter, draft_model, mtp, rollback),
     )  # fmt: skip
     talk = Conversation(
         engine, system, max_tokens=max_tokens, stop=stop, temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p,

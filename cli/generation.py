@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trueup.cli.drafting import summary, tally
 from trueup.cli.prompt import feed
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ def statistics(out: Output, engine: Engine) -> str:
         f"finish: {ended}",
         f"{engine.target.name} on {engine.target.device.name}",
     ]
+    drafted = summary(engine)
+    if drafted is not None:
+        parts.append(drafted)
     plan = last_plan(engine)
     if plan is not None and plan.fallbacks:
         counts = ", ".join(f"{n} {where}" for where, n in sorted(plan.counts().items()))
@@ -128,6 +132,7 @@ def as_json(out: Output, engine: Engine, *, model: str, load_time: float, seed: 
             "device": engine.target.device.name,
             "kind": engine.target.device.kind,
         },
+        "speculation": tally(engine),
         "placements": {
             "nodes": {} if plan is None else plan.counts(),
             "fallbacks": []

@@ -122,17 +122,19 @@ def open_engine(
     checkpoints: int = 0,
     watch: Any = None,
     strict: bool = False,
+    drafting: dict[str, Any] | None = None,
 ) -> Engine:
-    """The engine that a command's options describe; raises as `trueup.load` does."""
+    """The engine that a command's options describe; `drafting` comes from cli/drafting.py. Raises as `trueup.load` does."""
     from trueup.core.errors import Unavailable
     from trueup.runtime import load
 
     try:
         return load(
             model, backend=backend, context=context, sequences=sequences, checkpoints=checkpoints,
-            allow_fallback=allow_fallback, fusion=fusion, strict=strict, watch=watch, **target_options(backend, threads),
+            allow_fallback=allow_fallback, fusion=fusion, strict=strict, watch=watch, **(drafting or {}),
+            **target_options(backend, threads),
         )  # fmt: skip
     except Unavailable as e:
-        if "backend" in str(e):
+        if "backend" in str(e) or "drafter" in str(e):
             raise
         raise Unavailable(f"backend {backend} can't be used here: {e}") from None

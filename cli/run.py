@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trueup.cli.drafting import Draft, DrafterName, DraftModel, Mtp, Rollback, drafting
 from trueup.cli.generation import Output, as_json, generate, statistics
 from trueup.cli.options import (
     AllowFallback,
@@ -66,6 +67,11 @@ def run(
     threads: Threads = None,
     allow_fallback: AllowFallback = False,
     no_fusion: NoFusion = False,
+    draft: Draft = None,
+    drafter: DrafterName = None,
+    draft_model: DraftModel = None,
+    mtp: Mtp = None,
+    rollback: Rollback = "auto",
     verify: Verify = None,
     strict: Strict = False,
     echo: Annotated[bool, typer.Option("--echo", help="Write the prompt first.")] = False,
@@ -82,6 +88,9 @@ def run(
 
     --verify reference judges each node as it runs, on what the device gave it, within the bounds of trueup check:
     fused kernels and states included. A step takes many times as long; reference:every=50 does so with one in 50.
+
+    --draft 4 lets the model's own draft head (or another --drafter) propose 4 tokens, which one step verifies: each token
+    written is the one that the model would have chosen anyway, so the text stays the same.
 
     It ends at an end token, a stop text, --max-tokens, or where the context is full. Ctrl-C ends it with exit code 130.
 
@@ -102,7 +111,7 @@ def run(
         started = time.perf_counter()
         engine = open_engine(
             model, backend=backend, context=ctx, threads=threads, allow_fallback=allow_fallback, fusion=not no_fusion,
-            strict=strict, watch=verifier,
+            strict=strict, watch=verifier, drafting=drafting(draft, drafter, draft_model, mtp, rollback),
         )  # fmt: skip
         if chat:
             said = [{"role": "user", "content": text}]

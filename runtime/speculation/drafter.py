@@ -93,13 +93,13 @@ class Drafter(ABC):
     """Whether the engine has to keep the states of the model's own draft head."""
 
     @classmethod
-    def check(cls, model: Model, **options: Any) -> None:
+    def check(cls, model: Model, /, **options: Any) -> None:
         """DrafterRefused where it can't draft for the model. Asked before an engine is made; by default it can."""
         return None
 
     @classmethod
     @abstractmethod
-    def open(cls, engine: Engine, **options: Any) -> Self:
+    def open(cls, engine: Engine, /, **options: Any) -> Self:
         """A drafter for the engine. Options are those of `trueup.load(drafter_options=…)`."""
 
     @abstractmethod

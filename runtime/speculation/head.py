@@ -27,7 +27,7 @@ class HeadDrafter(Drafter):
         self.engine = engine
 
     @classmethod
-    def check(cls, model: Model, **options: Any) -> None:
+    def check(cls, model: Model, /, **options: Any) -> None:
         if options:
             raise DrafterRefused(f"drafter {cls.name} has no option {', '.join(sorted(options))}")
         if not model.architecture.has_draft_head:
@@ -37,7 +37,7 @@ class HeadDrafter(Drafter):
             )
 
     @classmethod
-    def open(cls, engine: Engine, **options: Any) -> Self:
+    def open(cls, engine: Engine, /, **options: Any) -> Self:
         """DrafterRefused where the graph of the head uses a state that a step of the model does not keep."""
         cls.check(engine.model, **options)
         arch, capacity = engine.model.architecture, engine.capacity

@@ -25,14 +25,14 @@ class LookupDrafter(Drafter):
         self.longest, self.shortest = longest, shortest
 
     @classmethod
-    def check(cls, model: Model, **options: Any) -> None:
+    def check(cls, model: Model, /, **options: Any) -> None:
         unknown = options.keys() - {"longest", "shortest"}
         if unknown:
             raise DrafterRefused(f"drafter {cls.name} has no option {', '.join(sorted(unknown))}")
         cls(**options)
 
     @classmethod
-    def open(cls, engine: Engine, **options: Any) -> Self:
+    def open(cls, engine: Engine, /, **options: Any) -> Self:
         cls.check(engine.model, **options)
         return cls(**options)
 

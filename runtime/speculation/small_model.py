@@ -47,7 +47,7 @@ class ModelDrafter(Drafter):
         self._mirrors: weakref.WeakKeyDictionary[Session, _Mirror] = weakref.WeakKeyDictionary()
 
     @classmethod
-    def check(cls, model: Model, **options: Any) -> None:
+    def check(cls, model: Model, /, **options: Any) -> None:
         unknown = options.keys() - {"model", "backend"}
         if unknown or "model" not in options:
             raise DrafterRefused(f"drafter {cls.name} takes a draft model (--draft-model FILE), got {sorted(options)}")
@@ -60,7 +60,7 @@ class ModelDrafter(Drafter):
             )
 
     @classmethod
-    def open(cls, engine: Engine, *, model: str | Path = "", backend: str = "", **options: Any) -> Self:
+    def open(cls, engine: Engine, /, *, model: str | Path = "", backend: str = "", **options: Any) -> Self:
         """`backend`: where the small model runs, by default the first device of the large one's backend."""
         from trueup.runtime.engine import load
 

@@ -100,7 +100,7 @@ def test_json_is_one_object_and_all_there_is(trueup: Run) -> None:
     done = trueup("run", "-p", "def ", "-n", 5, *GREEDY, "--json")
     assert done.code == 0 and done.err == ""
     said = json.loads(done.out)
-    names = "model text tokens logprobs finish_reason stop seed usage timings backend placements"
+    names = "model text tokens logprobs finish_reason stop seed usage timings backend speculation placements"
     assert set(said) == set(names.split())
     assert said["text"] == engine().model.tokenizer.decode(said["tokens"]) == written("def ", 5)
     assert len(said["logprobs"]) == len(said["tokens"]) == said["usage"]["completion_tokens"] == 5
