@@ -39,6 +39,13 @@ def bundled() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
+def cpu() -> Iterator[Engine]:
+    e = trueup.load(backend="cpu", context=512)
+    yield e
+    e.close()
+
+
+@pytest.fixture(scope="module")
 def random() -> Iterator[Engine]:
     e = load(RANDOM / "qwen4exp-random-bf16.gguf", context=512)
     yield e
@@ -63,10 +70,15 @@ def test_logits_of_the_random_model(random: Engine, prompt: str, sizes: list[int
 
 
 @pytest.mark.parametrize("i", [0, 1, 2])
-def test_greedy_text_of_the_bundled_model(bundled: Engine, i: int) -> None:
+def test_greedy_text_of_the_bundled_model(bundled: Engine, cpu: Engine, i: int) -> None:
+    """transformers', and the CPU's."""
     prompt, path = list(json.loads((TINY / "greedy_q8_0.json").read_text()).items())[i]
-    found = [t for p in bundled.generate(prompt, max_tokens=48, ignore_eos=True) for t in p.tokens]
+    found, other = (
+        [t for p in engine.generate(prompt, max_tokens=48, ignore_eos=True) for t in p.tokens]
+        for engine in (bundled, cpu)
+    )
     assert found == path["out"][:48]
+    assert found == other
 
 
 def test_all_of_a_step_runs_on_the_device(bundled: Engine) -> None:
@@ -126,7 +138,7 @@ def test_forks_and_checkpoints_come_back_to_the_same_bits(bundled: Engine) -> No
         fork.close()
 
 
-def test_a_saved_session_goes_on_elsewhere(bundled: Engine, tmp_path: Path) -> None:
+def test_a_saved_session_goes_on_elsewhere(bundled: Engine, cpu: Engine, tmp_path: Path) -> None:
     """To a file, and from there to the CPU's engine."""
     ids = list(range(30, 90))
     with bundled.session() as s:
@@ -135,10 +147,8 @@ def test_a_saved_session_goes_on_elsewhere(bundled: Engine, tmp_path: Path) -> N
         want = s.feed([5, 6], logits="all")
     with bundled.session(tmp_path / "s") as s:
         np.testing.assert_array_equal(s.feed([5, 6], logits="all"), want)
-    cpu = trueup.load(backend="cpu", context=512)
     with cpu.session(tmp_path / "s") as s:
         np.testing.assert_allclose(s.feed([5, 6], logits="all"), want, rtol=0, atol=1e-4)
-    cpu.close()
 
 
 def test_a_random_legal_order_gives_the_same_bits(random: Engine) -> None:
