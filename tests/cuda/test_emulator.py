@@ -53,9 +53,9 @@ extern "C" __global__ void __launch_bounds__(256) reduce(const float *__restrict
 }
 
 // An inclusive scan of one block's values, by doubling in dynamic shared memory: barriers in a loop.
+extern __shared__ __align__(16) int both[];
 extern "C" __global__ void scan(const int *x, int *y)
 {
-    extern __shared__ int both[];
     int *from = both, *to = both + blockDim.x;
     from[threadIdx.x] = x[blockIdx.x * blockDim.x + threadIdx.x];
     for (int d = 1; d < blockDim.x; d *= 2) {

@@ -20,7 +20,7 @@ RUNTIME = Path(__file__).parent / "runtime"
 CHECKS = ("-fsanitize=alignment,bounds,shift-exponent", "-fno-sanitize-recover=all")
 HOOKS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "--param=tsan-distinguish-volatile=1")
 FLAGS = ("-O2", "-std=c++17", "-fPIC", "-w", "-fvisibility=hidden", "-fno-gnu-unique", "-fno-threadsafe-statics")
-FLAGS += ("-fno-strict-aliasing", "-fwrapv", "-fno-math-errno", "-fno-trapping-math")
+FLAGS += ("-fstack-clash-protection", "-fno-strict-aliasing", "-fwrapv", "-fno-math-errno", "-fno-trapping-math")
 IGNORED = (
     "-std=",
     "--std=",
@@ -130,7 +130,8 @@ def translate(text: str) -> tuple[str, list[str]]:
 
     def asked(m: re.Match[str]) -> str:
         nonlocal count
-        if not _inside_function(text, m.start()):
+        outside = not _inside_function(text, m.start())
+        if outside and not m[1]:
             raise CompileError(f"shared memory outside of a function: {m[0]}")
         aligns = ALIGNED.findall(m[2])
         align = aligns[0] if aligns else "0"
@@ -144,7 +145,8 @@ def translate(text: str) -> tuple[str, list[str]]:
             type = type if i else part[: found.start()].strip()
             if m[1]:
                 aligned = f"{align} > alignof({type}) ? {align} : alignof({type})"
-                out += f'{type} *{name} = static_cast<{type} *>(emu_dynamic("{name}", {aligned}));'
+                value = f'static_cast<{type} *>(emu_dynamic("{name}", {aligned}))'
+                out += f"\n#define {name} ({value})\n" if outside else f"{type} *{name} = {value};"
                 continue
             count += 1
             made, aligned = (
