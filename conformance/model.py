@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,10 +39,12 @@ TOKENS = 20
 """Length of the text; short, because the reference runs it several times with rounding."""
 LONG = 150
 """Length of the text that outgrows the budget of a sparse indexer, where `examples` allow it."""
-SCENARIOS: dict[str, Callable[[Rig, Text], tuple[str, Found]]] = {}
+Scenario = Callable[["Rig", "Text"], tuple[str, Found]]
+"""Runs on a target with a text; where its nodes ran, and how far what it gave is from the reference."""
+SCENARIOS: dict[str, Scenario] = {}
 
 
-def scenario(f: Callable[[Rig, Text], tuple[str, Found]]) -> Callable[[Rig, Text], tuple[str, Found]]:
+def scenario(f: Scenario) -> Scenario:
     SCENARIOS[f.__name__] = f
     return f
 
@@ -60,13 +62,7 @@ class Text:
         page += -page % arch.page_multiple
         blocks = -(-tokens // page)
         graph = arch.build(StepShape(tokens, 1, blocks, tokens), Capacity(1, blocks, page))
-        positions = np.repeat(np.arange(tokens, dtype=np.int32)[:, None], arch.position_components, 1)
-        inputs = {
-            "ids": self.ids, "positions": positions, "cu_seqlens": np.array([0, tokens], np.int32),
-            "slots": np.zeros(1, np.int32), "past": np.zeros(1, np.int32),
-            "block_table": np.arange(blocks, dtype=np.int32)[None], "keep": np.full(tokens, -1, np.int32),
-            "out_rows": np.arange(tokens, dtype=np.int32),
-        }  # fmt: skip
+        inputs = inputs_of(arch, self.ids, blocks)
         want, _, wide, _ = allowed(graph, inputs, fresh_states(graph, poison=False), a=a, seed=tokens)
         self.logits: Array = want["logits"]
         self.bound: Array = wide["logits"] + 2.0**-24 * np.abs(want["logits"])
@@ -75,6 +71,18 @@ class Text:
         """Rows from `first` on against the reference's."""
         rows = slice(first, first + len(got))
         return dense(what, got, self.logits[rows], self.bound[rows])
+
+
+def inputs_of(arch: Any, ids: Array, blocks: int) -> dict[str, Array]:
+    """The inputs of a step that is one text from its start, with the logits of all rows."""
+    tokens = len(ids)
+    positions = np.repeat(np.arange(tokens, dtype=np.int32)[:, None], arch.position_components, 1)
+    return {
+        "ids": ids, "positions": positions, "cu_seqlens": np.array([0, tokens], np.int32),
+        "slots": np.zeros(1, np.int32), "past": np.zeros(1, np.int32),
+        "block_table": np.arange(blocks, dtype=np.int32)[None], "keep": np.full(tokens, -1, np.int32),
+        "out_rows": np.arange(tokens, dtype=np.int32),
+    }  # fmt: skip
 
 
 @functools.lru_cache(maxsize=2)
@@ -97,20 +105,22 @@ def cases(model: str | None, seed: int, *, long: bool) -> dict[str, list[str]]:
     return out
 
 
-def examine(rig: Rig, case: str, a: float) -> Verdict:
+def examine(
+    rig: Rig, case: str, a: float, *, level: str = "model", scenarios: Mapping[str, Scenario] = SCENARIOS
+) -> Verdict:
     """One scenario; KitError where there is no such one, or the model can't be read."""
     name, _, rest = case.partition("?")
     words = dict(w.partition("=")[::2] for w in filter(None, rest.split("&")))
-    if name not in SCENARIOS:
-        raise KitError(f"case model/{case}: no such scenario; known are {', '.join(SCENARIOS)}")
-    start, verdict, held = time.perf_counter(), Verdict(f"model/{case}"), rig.bytes
+    if name not in scenarios:
+        raise KitError(f"case {level}/{case}: no such scenario; known are {', '.join(scenarios)}")
+    start, verdict, held = time.perf_counter(), Verdict(f"{level}/{case}"), rig.bytes
     try:
         text = text_of(words.get("model"), int(words.get("tokens", TOKENS)), int(words.get("seed", 0)), a)
     except (ValueError, OSError) as e:
         raise KitError(f"model {words.get('model') or 'bundled'}: {e}") from None
     try:
-        where, found = SCENARIOS[name](rig, text)
-        verdict.where, verdict.worst = where, found.worst if np.isfinite(found.worst) else 0.0
+        verdict.where, found = scenarios[name](rig, text)
+        verdict.worst = found.worst if np.isfinite(found.worst) else 0.0
         verdict.say(name, found)
     except Refused as e:
         verdict.outcome, verdict.reason = "refused", str(e)
@@ -122,7 +132,7 @@ def examine(rig: Rig, case: str, a: float) -> Verdict:
 
 
 @contextmanager
-def _engine(rig: Rig, text: Text, **more: Any) -> Iterator[Any]:
+def engine(rig: Rig, text: Text, **more: Any) -> Iterator[Any]:
     """An engine on the target under test; closing it leaves the target open for the next case."""
     from trueup.runtime import Engine
 
@@ -138,7 +148,7 @@ def _engine(rig: Rig, text: Text, **more: Any) -> Iterator[Any]:
         rig.target.close = close  # type: ignore[method-assign]
 
 
-def _where(engine: Any) -> str:
+def where(engine: Any) -> str:
     plans = engine.plans()
     return "device" if plans else ""
 
@@ -146,15 +156,15 @@ def _where(engine: Any) -> str:
 @scenario
 def logits(rig: Rig, text: Text) -> tuple[str, Found]:
     """All rows in one step."""
-    with _engine(rig, text) as e:
+    with engine(rig, text) as e:
         got = e.logits(text.ids.tolist())
-        return _where(e), text.judge("logits", got)
+        return where(e), text.judge("logits", got)
 
 
 @scenario
 def chunks(rig: Rig, text: Text) -> tuple[str, Found]:
     """The text in steps of 1, 7, 1, 3 … rows."""
-    with _engine(rig, text) as e, e.session() as s:
+    with engine(rig, text) as e, e.session() as s:
         found, at, sizes = [], 0, (1, 7, 1, 3, 5)
         for i in range(len(text.ids)):
             if at >= len(text.ids):
@@ -166,14 +176,14 @@ def chunks(rig: Rig, text: Text) -> tuple[str, Found]:
                 )
             )
             at += n
-        return _where(e), merge(found)
+        return where(e), merge(found)
 
 
 @scenario
 def sequences(rig: Rig, text: Text) -> tuple[str, Found]:
     """Three sequences in one step, all of this text and of different lengths; then each by a row."""
     n = len(text.ids)
-    with _engine(rig, text) as e:
+    with engine(rig, text) as e:
         lengths = [n // 3, n - 2, n // 2]
         sessions = [e.session() for _ in lengths]
         got = e.step([(s, text.ids[:k].tolist()) for s, k in zip(sessions, lengths, strict=True)], logits="all")
@@ -183,14 +193,14 @@ def sequences(rig: Rig, text: Text) -> tuple[str, Found]:
         )
         for k, g in zip(reversed(lengths), got, strict=True):
             found.append(text.judge(f"logits of the sequence of {k} tokens, going on:", g, k))
-        return _where(e), merge(found)
+        return where(e), merge(found)
 
 
 @scenario
 def fork(rig: Rig, text: Text) -> tuple[str, Found]:
     """A fork in the middle; one side goes elsewhere first, then the other goes on."""
     n = len(text.ids) // 2 + 1
-    with _engine(rig, text) as e, e.session() as s:
+    with engine(rig, text) as e, e.session() as s:
         found = [text.judge("logits before the fork", s.feed(text.ids[:n].tolist(), logits="all"))]
         with s.fork() as other:
             other.feed(text.ids[:3][::-1].tolist())
@@ -198,14 +208,14 @@ def fork(rig: Rig, text: Text) -> tuple[str, Found]:
         with s.fork() as late:
             late.reset()
             found.append(text.judge("logits of a fork that was reset", late.feed(text.ids.tolist(), logits="all")))
-        return _where(e), merge(found)
+        return where(e), merge(found)
 
 
 @scenario
 def restore(rig: Rig, text: Text) -> tuple[str, Found]:
     """Back to a checkpoint, twice, after other tokens."""
     n = len(text.ids) // 2
-    with _engine(rig, text) as e, e.session() as s:
+    with engine(rig, text) as e, e.session() as s:
         s.feed(text.ids[:n].tolist())
         point = s.checkpoint()
         found = []
@@ -216,19 +226,19 @@ def restore(rig: Rig, text: Text) -> tuple[str, Found]:
                 text.judge(f"logits after restoring, time {turn}:", s.feed(text.ids[n:].tolist(), logits="all"), n)
             )
             s.restore(point)
-        return _where(e), merge(found)
+        return where(e), merge(found)
 
 
 @scenario
 def greedy(rig: Rig, text: Text) -> tuple[str, Found]:
     """Greedy tokens on the target, judged one by one on the reference: each an argmax of its row, within the bound."""
     n, count = 4, len(text.ids) - 4
-    with _engine(rig, text) as e, e.session() as s:
+    with engine(rig, text) as e, e.session() as s:
         row, chosen = s.feed(text.ids[:n].tolist()), []
         for _ in range(count):
             chosen.append(int(np.argmax(row)))
             row = s.feed([chosen[-1]])
-        where = _where(e)
+        place = where(e)
     forced = Text(text.model, np.array([*text.ids[:n].tolist(), *chosen]), text.a)
     worst = 0.0
     for i, token in enumerate(chosen):
@@ -237,10 +247,10 @@ def greedy(rig: Rig, text: Text) -> tuple[str, Found]:
         gap, room = float(want[best] - want[token]), float(bound[best] + bound[token])
         worst = max(worst, gap / room if gap else 0.0)
         if gap > room:
-            return where, Found(
+            return place, Found(
                 np.inf, f"token {i} is {token}, but the reference's is {best}, by {gap:.4g} ± {room:.2g}"
             )
-    return where, Found(worst)
+    return place, Found(worst)
 
 
 @scenario
@@ -250,7 +260,7 @@ def memory(rig: Rig, text: Text) -> tuple[str, Found]:
     for n in (1, 2, 5, 9, 14, 20, *range(24, 64, 3)):
         rig.fail_at = n
         try:
-            with _engine(rig, text) as e:
+            with engine(rig, text) as e:
                 e.logits(text.ids[:2].tolist())
             rig.fail_at = 0
             break

@@ -122,7 +122,7 @@ def _work(worker: Worker, task: Task, options: Options) -> Result:
         ):
             result.skipped = len(cases) - i
             break
-        verdict = worker.judge(case, 10 * options.timeout if task.level == "model" else None)
+        verdict = worker.judge(case, 10 * options.timeout if task.level in ("model", "speculative") else None)
         result.add(verdict)
         if verdict.outcome == FAILED:
             lost += bool({"crash", "hang"} & set(verdict.failed))

@@ -45,6 +45,11 @@ def groups(
 
         scenarios = cases(model, seed, long=examples >= 100)
         out.insert(0, [Task("model", name, lines, [], False) for name, lines in scenarios.items()])
+    if "speculative" in levels:
+        from . import speculative
+
+        scenarios = speculative.cases(model, seed, long=examples >= 100)
+        out.insert(0, [Task("speculative", name, lines, [], False) for name, lines in scenarios.items()])
     return out
 
 

@@ -64,7 +64,6 @@ def test_json_and_reports(tmp_path: Path) -> None:
     [
         (("--backend", "nowhere"), "there is no backend 'nowhere'"),
         (("--backend", "cpu", "--op", "nothing"), "there is no op 'nothing'"),
-        (("--backend", "cpu", "--level", "speculative"), "comes with speculative decoding"),
         (("--backend", "cpu", "--level", "all"), "there is no level 'all'"),
         (("--backend", "cpu", "--replay", "ops/add?x"), "can't read 'x'"),
         (
