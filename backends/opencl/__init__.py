@@ -10,6 +10,7 @@ from trueup.core.errors import Unavailable
 from trueup.core.plugins import hookimpl
 
 from .devices import find
+from .tuning import Tuning
 
 
 class OpenCL(Backend):
@@ -20,13 +21,14 @@ class OpenCL(Backend):
     def devices(self) -> list[Device]:
         return [device for device, _ in find()]
 
-    def open(self, device: Device) -> Target:
-        """Unavailable where the device is no longer there."""
+    def open(self, device: Device, *, invariant: bool = False) -> Target:
+        """`invariant`: a row's bits depend on nothing but its own sequence up to it, at the cost of speed in prompts (on
+        processors they never do). Unavailable where the device is no longer there."""
         for found, handle in find():
             if found.hardware == device.hardware and found.name == device.name:
                 from .target import OpenCLTarget
 
-                return OpenCLTarget(found, handle)
+                return OpenCLTarget(found, handle, tuning=Tuning.of(found, invariant=invariant))
         raise Unavailable(f"the OpenCL device {device.name} ({device.hardware}) is gone")
 
 

@@ -80,6 +80,11 @@ class Recorder(Context):
         lanes = self.executable.target.tuning.lanes
         self._add(kernel, count * lanes, lanes, args, format)
 
+    def sides(self, kernel: str, count: int, *args: Any, format: str = "") -> None:
+        """A kernel of `count` work-groups that share local memory."""
+        side = self.executable.target.tuning.side
+        self._add(kernel, count * side, side, args, format)
+
     def scratch(self, nbytes: int) -> OpenCLTensor:
         """Room for this node's launches alone, as bytes."""
         return self.executable.scratch.take(nbytes)

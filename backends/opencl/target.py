@@ -25,7 +25,8 @@ class OpenCLTarget(AddressedTarget):
     """Kernels over buffers of one device.
 
     Every reduction has one order, fixed by its own row: results are the same in every run, and do not depend on the
-    other rows or on their number.
+    other rows or on their number, but for the delta rule in chunks (`Tuning.prompt`), whose bits depend on where a step
+    cuts its sequence.
     """
 
     memory: OpenCLMemory
@@ -39,8 +40,13 @@ class OpenCLTarget(AddressedTarget):
         super().__init__("opencl", device, table(self.tuning), memory)
         self.capabilities = Capabilities(
             deterministic=True,
-            batch_invariant=True,
-            thresholds={"candidates": (256, self.tuning.segment), "rows": (self.tuning.tile,), "n": (16,)},
+            batch_invariant=not self.tuning.prompt,
+            thresholds={
+                "candidates": (256, self.tuning.segment),
+                "rows": (self.tuning.tile,),
+                "n": (16,),
+                **({"gated_delta_rule.tokens": (self.tuning.prompt,)} if self.tuning.prompt else {}),
+            },
         )
         self._weights: weakref.WeakSet[OpenCLWeight] = weakref.WeakSet()
 

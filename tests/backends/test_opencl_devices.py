@@ -197,6 +197,19 @@ def test_work_groups_follow_from_the_limit(room: int, lanes: int, group: int) ->
     assert (t.lanes, t.group, t.vector, t.few) == (lanes, group, 1, 4)
 
 
+@pytest.mark.parametrize(("local", "wide"), [(48 << 10, 32), (16 << 10, 16), (6 << 10, 0), (0, 0)])
+def test_columns_held_follow_from_local_memory(local: int, wide: int) -> None:
+    """B79: what a group shares fits the limit, or there is no sharing."""
+    t = Tuning.of(Device("Card", "gpu", limits={"work_group": 128, "local_memory": local}))
+    assert t.columns_held(128 if local > 16 << 10 else 64) == wide
+
+
+def test_on_request_no_row_depends_on_where_its_step_began() -> None:
+    d = Device("Card", "gpu", limits={"work_group": 128, "local_memory": 48 << 10})
+    assert Tuning.of(d).prompt and not Tuning.of(d, invariant=True).prompt
+    assert not Tuning.of(Device("Processor", "cpu")).prompt
+
+
 def test_a_processor_runs_vectors_and_no_lanes() -> None:
     t = Tuning.of(Device("Processor", "cpu", limits={"work_group": 4096, "compute_units": 2}))
     assert (t.lanes, t.group, t.vector) == (1, 1, 16)

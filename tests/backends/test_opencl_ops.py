@@ -5,6 +5,7 @@ once, and what the kit does not look at: stored formats bit for bit, grids beyon
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,21 @@ EXACT = {"add", "mul", "concat", "contiguous", "repeat_streams", "take_rows", "e
 EXACT |= {"delay", "paged_append", "clamp", "ngram_rows"}
 
 
-@pytest.fixture(scope="module", params=["vectors", "lanes"])
+@pytest.fixture(scope="module", params=["vectors", "lanes", "gpu"])
 def target(request: pytest.FixtureRequest) -> Iterator[OpenCLTarget]:
+    """As on processors, with other sizes of everything, and as on GPUs."""
     try:
         device, handle = devices.find()[0]
     except Unavailable as e:
         pytest.skip(str(e))
-    shape = Tuning(lanes=8, vector=1, run=1, group=8, tile=4, column_work=1, segment=1024, few=2)
-    t = OpenCLTarget(device, handle, tuning=shape if request.param == "lanes" else None)
+    shapes = {
+        "vectors": Tuning.of(device),
+        "lanes": Tuning(
+            lanes=8, vector=1, run=1, group=8, tile=4, column_work=1, segment=1024, few=2, side=16, room=16384, prompt=7
+        ),
+        "gpu": Tuning.of(replace(device, kind="gpu")),
+    }
+    t = OpenCLTarget(device, handle, tuning=shapes[request.param])
     yield t
     t.close()
 
@@ -215,6 +223,21 @@ def test_attention_over_many_entries(target: OpenCLTarget) -> None:
     for selected, block in ((None, 1), (picks, 4)):
         args = [q, keys, values, i32(0, 2), i32(236), np.sort(table), selected]
         check(target, ops.attention, args, scale=1.0, every=1, block=block, window=0)
+
+
+@pytest.mark.parametrize(("dk", "dv"), [(16, 40), (70, 5)])
+def test_the_delta_rule_of_prompts_beside_decoding(target: OpenCLTarget, dk: int, dv: int) -> None:
+    """Sequences on both sides of where chunks begin, whole chunks and not, snapshots within a chunk and at its end."""
+    counts = [64, 1, 0, 97, 63, 6, 7]
+    cu = np.cumsum([0, *counts]).astype(np.int32)
+    tokens, keep = int(cu[-1]) + 3, np.full(int(cu[-1]) + 3, -1, np.int32)
+    slots = np.where(np.array(counts) > 0, np.arange(7), -1).astype(np.int32)
+    keep[[3, 31, 32, 64, 66, 130, 161, 240]] = [7, 8, 9, 10, 11, 2, 12, 13]
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (f32(tokens, 2, dk), f32(tokens, 2, dk)))
+    decay, beta = -np.abs(f32(tokens, 4)), (f32(tokens, 4) % 1).astype(np.float32)
+    decay[[5, 80], 1] = -np.inf
+    args = [q, k, f32(tokens, 4, dv), decay, beta, cu, slots, f32(14, 4, dk, dv), keep]
+    check(target, ops.gated_delta_rule, args, 1e-5, scale=0.2, tiled=False)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import pyopencl as cl
+
 from trueup.backends.opencl.executable import Recorder
 from trueup.backends.opencl.memory import OpenCLTensor
 from trueup.backends.opencl.tuning import Tuning
@@ -23,6 +25,9 @@ from trueup.core.types import TensorType
 
 from .layout import first_no, lies, rows, strides, typed
 from .weights import values
+
+CHUNK = 32
+"""Rows of a chunk of the delta rule; `CHUNK_ROWS` in gdn.cl."""
 
 
 def register(kernels: KernelTable, tuning: Tuning) -> None:
@@ -91,10 +96,30 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
         tokens, key_heads, dk = q.type.shape
         heads, dv, seqs = *v.type.shape[1:], slots.type.size
         steps = strides(state.type)[:3]
-        given = rows(q), rows(k), rows(v), rows(decay), rows(beta), cu, seqs, slots
-        args = state, state.type.shape[0], *steps, keep, tiled, scale, ctx.out
-        count = max(seqs, 1) * heads * -(-dv // tuning.vector)
-        ctx.items("gated_delta_rule", count, tokens, key_heads, heads, dk, dv, *given, *args, *ctx.fault)
+        given = rows(q), rows(k), rows(v), rows(decay), rows(beta), cu, seqs
+        into = state, state.type.shape[0], *steps, keep, tiled, scale, ctx.out
+        wide = tuning.columns_held(dk)
+        if not wide:
+            count = max(seqs, 1) * heads * -(-dv // tuning.vector)
+            ctx.items("gated_delta_rule", count, tokens, key_heads, heads, dk, dv, *given, slots, *into, 0, *ctx.fault)
+            return
+        sizes, tiles = (tokens, key_heads, heads, dk, dv), heads * -(-dv // wide)
+        held = cl.LocalMemory(4 * dk * wide or 4)
+        least = tuning.prompt if tokens >= tuning.prompt else 0
+        sums = cl.LocalMemory(8 * tuning.side)
+        args = *sizes, *given, slots, *into, least, wide, held, sums
+        ctx.sides("gated_delta_rule_shared", max(seqs, 1) * tiles, *args, *ctx.fault)
+        if not least:
+            return
+        found = [
+            typed(ctx.scratch(4 * n), TensorType((n,)))
+            for n in (tokens * heads * dk, tokens * heads * dv, tokens * heads * CHUNK, tokens * heads)
+        ]
+        chunks = tokens // CHUNK + min(seqs, tokens // least)
+        ctx.sides("delta_chunks", chunks * heads, *sizes, *given, tiled, least, *found)
+        given = rows(q), rows(k), rows(decay), cu, seqs, slots
+        args = *sizes, *given, *into, least, *found, wide, held, cl.LocalMemory(4 * CHUNK * wide)
+        ctx.sides("delta_scan", seqs * tiles, *args, *ctx.fault)
 
     def within(op: Op, **layouts: int) -> Any:
         lie = lies(op, **layouts)
