@@ -22,6 +22,7 @@ from trueup.cli.convert import convert
 from trueup.cli.doctor import doctor
 from trueup.cli.errors import expected, one_line
 from trueup.cli.explain import explain
+from trueup.cli.gate import gate
 from trueup.cli.inspect import inspect
 from trueup.cli.new_backend import new_backend
 from trueup.cli.plugins import plugins
@@ -172,3 +173,4 @@ def trueup(
 
 for command in (run, chat, inspect, explain, convert, backends, plugins, doctor, check, compare, new_backend):
     app.command(command.__name__.replace("_", "-"))(command)
+app.add_typer(gate, name="gate")

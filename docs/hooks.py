@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -43,6 +44,15 @@ def ops() -> str:
     return "\n".join(out)
 
 
+def leaves(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The commands that run something, those of groups by both names: `gate spec`."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, f"{prefix}{name} ")
+        else:
+            yield prefix + name, command
+
+
 def commands() -> str:
     import typer.main
 
@@ -50,7 +60,7 @@ def commands() -> str:
 
     root = typer.main.get_command(app)
     out = []
-    for name, command in sorted(root.commands.items()):  # type: ignore[attr-defined]
+    for name, command in sorted(leaves(root)):
         rows = []
         for p in command.params:
             if getattr(p, "hidden", False):
