@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trueup.backends.cuda.driver import CompileError, CudaError, Driver
+
 CUDA = Callable[..., Any]
 
 REDUCTIONS = r"""
@@ -297,8 +299,6 @@ def test_an_asynchronous_copy_that_is_not_waited_for(cuda: CUDA) -> None:
 
 
 def test_ptx_that_the_emulator_does_not_know(cuda: CUDA) -> None:
-    from emulated_cuda.build import CompileError
-
     with pytest.raises(CompileError, match=r"does not know the PTX instruction wgmma.fence.sync.aligned"):
         cuda(kernel('asm volatile("wgmma.fence.sync.aligned;");'))
 
@@ -354,8 +354,6 @@ def test_use_after_free(cuda: CUDA, kind: dict[str, Any]) -> None:
 
 
 def test_double_free_and_strangers(cuda: CUDA) -> None:
-    from emulated_cuda.driver import CudaError
-
     d = cuda(kernel("")).driver
     ptr = d.alloc(16)
     d.free(ptr)
@@ -549,8 +547,6 @@ def test_a_misaligned_vector(cuda: CUDA, type: str, load: str) -> None:
     ],
 )
 def test_launches_beyond_a_limit(cuda: CUDA, launch: dict[str, Any], says: str) -> None:
-    from emulated_cuda.driver import CudaError
-
     with pytest.raises(CudaError, match=says):
         cuda('extern "C" __global__ void __launch_bounds__(256) k() {}')("k", **launch)
 
@@ -574,16 +570,12 @@ def test_a_grid_of_more_rows_than_its_second_axis_holds(cuda: CUDA) -> None:
     ],
 )
 def test_arguments_that_do_not_fit(cuda: CUDA, args: tuple[Any, ...], says: str) -> None:
-    from emulated_cuda.driver import CudaError
-
     with pytest.raises(CudaError) as caught:
         cuda(kernel("", "float *x, int a, long long b, float c"))("k", *args)
     assert says in str(caught.value)
 
 
 def test_a_kernel_that_is_not_extern_c_is_not_found_by_its_name(cuda: CUDA) -> None:
-    from emulated_cuda.driver import CudaError
-
     run = cuda("__global__ void k() {}\ntemplate <int N> __global__ void m() {}")
     for name in "km":
         with pytest.raises(CudaError, match="CUDA_ERROR_NOT_FOUND"):
@@ -591,8 +583,6 @@ def test_a_kernel_that_is_not_extern_c_is_not_found_by_its_name(cuda: CUDA) -> N
 
 
 def test_text_that_does_not_compile(cuda: CUDA) -> None:
-    from emulated_cuda.build import CompileError
-
     with pytest.raises(CompileError, match=r"test.cu:3:.*undefined_thing"):
         cuda('\n#define X 1\nextern "C" __global__ void k(float *x) { *x = undefined_thing; }')
 
@@ -661,8 +651,6 @@ def test_a_graph_replays_with_what_its_pointers_hold(cuda: CUDA) -> None:
 
 
 def test_what_a_capture_forbids(cuda: CUDA) -> None:
-    from emulated_cuda.driver import CudaError
-
     d = cuda(ADD).driver
     x = d.alloc(128)
     forbidden = [
@@ -683,8 +671,6 @@ def test_what_a_capture_forbids(cuda: CUDA) -> None:
 
 
 def test_copies_beyond_an_allocation(cuda: CUDA) -> None:
-    from emulated_cuda.driver import CudaError
-
     d = cuda(ADD).driver
     x, y = d.alloc(128), d.alloc(64)
     for act in (
@@ -706,3 +692,8 @@ def test_a_place_between_tensors_of_one_allocation(cuda: CUDA, kind: dict[str, A
     run("k", ptr, 31)
     run("k", ptr, 48)
     assert "bytes" in fault(run, "k", ptr, 32)
+
+
+def test_the_driver_has_what_the_protocol_asks_for(cuda: CUDA) -> None:
+    asked = {n for n in vars(Driver) if not n.startswith("_")} | set(Driver.__annotations__)
+    assert not [n for n in asked if not hasattr(cuda(ADD).driver, n)]

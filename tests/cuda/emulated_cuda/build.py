@@ -33,7 +33,7 @@ IGNORED = (
 IGNORED += ("--ptxas-options", "-Xptxas", "--device-as-default", "-extra-device-vectorization", "--maxrregcount", "-w")
 
 
-class CompileError(RuntimeError):
+class TextError(RuntimeError):
     """The text is no kernel that the emulator can compile; the message is the compiler's."""
 
 
@@ -106,7 +106,7 @@ def _options(options: Sequence[str]) -> tuple[list[str], list[str]]:
         elif o in ("-fmad=true", "--fmad=true") or o.startswith(IGNORED):
             continue
         else:
-            raise CompileError(f"the option {o} means nothing to the emulator")
+            raise TextError(f"the option {o} means nothing to the emulator")
     return [*defines, f"-D__CUDA_ARCH__={arch}"], [*flags, f"-ffp-contract={contract}"]
 
 
@@ -115,7 +115,7 @@ def preprocess(source: str, name: str, defines: Sequence[str]) -> str:
     command = ["g++", "-E", "-x", "c++", "-std=c++17", "-nostdinc", "-I", str(RUNTIME / "include"), *defines, "-"]
     done = subprocess.run(command, input=f'#line 1 "{name}"\n{source}', capture_output=True, text=True)
     if done.returncode:
-        raise CompileError(done.stderr)
+        raise TextError(done.stderr)
     return done.stdout
 
 
@@ -132,7 +132,7 @@ def translate(text: str) -> tuple[str, list[str]]:
         nonlocal count
         outside = not _inside_function(text, m.start())
         if outside and not m[1]:
-            raise CompileError(f"shared memory outside of a function: {m[0]}")
+            raise TextError(f"shared memory outside of a function: {m[0]}")
         aligns = ALIGNED.findall(m[2])
         align = aligns[0] if aligns else "0"
         body = re.sub(r"^\s*(static|volatile)\s", " ", ALIGNED.sub(" ", m[2]))
@@ -140,7 +140,7 @@ def translate(text: str) -> tuple[str, list[str]]:
         for i, part in enumerate(_split(body)):
             found = NAME.search(part)
             if found is None:
-                raise CompileError(f"not understood: {m[0]}")
+                raise TextError(f"not understood: {m[0]}")
             name, dims = found[1], found[2]
             type = type if i else part[: found.start()].strip()
             if m[1]:
@@ -164,7 +164,7 @@ def translate(text: str) -> tuple[str, list[str]]:
     try:
         text = ptx.rewrite(text, _closed, _split)
     except ptx.PtxError as e:
-        raise CompileError(str(e)) from None
+        raise TextError(str(e)) from None
     out = SHARED.sub(asked, text)
     for name, bound in kernels:
         out += (
@@ -221,7 +221,7 @@ def _closed(text: str, at: int) -> int:
         depth += {"(": 1, ")": -1}.get(text[i], 0)
         if not depth:
             return i
-    raise CompileError("a parenthesis that is never closed")
+    raise TextError("a parenthesis that is never closed")
 
 
 def _split(text: str) -> list[str]:
@@ -262,4 +262,4 @@ def _compiler() -> str:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise CompileError(done.stderr[:8000])
+        raise TextError(done.stderr[:8000])

@@ -16,11 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.backends.cuda.driver import CompileError, CudaError
+
 from . import build
-
-
-class CudaError(RuntimeError):
-    """What a CUDA call answers when it refuses, or what a launch came to; the message begins with CUDA's name for it."""
 
 
 class KernelFault(CudaError):
@@ -41,6 +39,11 @@ ATTRIBUTES = {
     "multiprocessor_count": 4,
     "compute_capability_major": 9,
     "compute_capability_minor": 0,
+    "l2_cache_size": 4 << 20,
+    "pci_domain_id": 0,
+    "pci_bus_id": 0,
+    "pci_device_id": 0,
+    "integrated": 0,
 }
 
 
@@ -130,7 +133,7 @@ class EmulatedDriver:
         and blocks, from the same memory, and must leave the same bytes; 0 as numbered, 1 backwards, others at random.
         `checked`: each access is looked at, as compute-sanitizer does. `workers`: OS threads that blocks are spread over."""
         self.engine = Engine.get()
-        self.room, self.orders, self.checked, self.workers = memory, tuple(orders), checked, workers
+        self.memory, self.orders, self.checked, self.workers = memory, tuple(orders), checked, workers
         self.live: dict[int, int] = {}
         self.dead: set[int] = set()
         self.stream: list[Callable[[], None]] = []
@@ -145,14 +148,18 @@ class EmulatedDriver:
         """Bytes allocated and not freed."""
         return sum(self.live.values())
 
+    def room(self) -> tuple[int, int]:
+        """Bytes that are free, and in all."""
+        return self.memory - self.used, self.memory
+
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int) -> int:
         if nbytes <= 0:
             raise CudaError(f"CUDA_ERROR_INVALID_VALUE: {nbytes} bytes can't be allocated")
         self._uncaptured("an allocation")
-        if self.used + nbytes > self.room:
-            raise MemoryError(f"CUDA_ERROR_OUT_OF_MEMORY: {nbytes:,} bytes, {self.used:,} of {self.room:,} in use")
+        if self.used + nbytes > self.memory:
+            raise MemoryError(f"CUDA_ERROR_OUT_OF_MEMORY: {nbytes:,} bytes, {self.used:,} of {self.memory:,} in use")
         ptr = self.engine.lib.emu_alloc(nbytes)
         if not ptr:
             raise MemoryError(f"CUDA_ERROR_OUT_OF_MEMORY: {nbytes:,} bytes")
@@ -299,7 +306,10 @@ class EmulatedDriver:
     # -- kernels -------------------------------------------------------------------------------------------------------
 
     def compile(self, source: str, name: str, options: Sequence[str]) -> bytes:
-        return build.compile_kernels(source, name, options, checked=self.checked).path.read_bytes()
+        try:
+            return build.compile_kernels(source, name, options, checked=self.checked).path.read_bytes()
+        except build.TextError as e:
+            raise CompileError(f"{name}: {e}") from e
 
     def load(self, image: bytes) -> Module:
         path = build.cache() / f"image-{hashlib.sha256(image).hexdigest()[:20]}.so"

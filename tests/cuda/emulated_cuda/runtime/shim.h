@@ -303,9 +303,19 @@ inline float __saturatef(float x) { return x != x || x < 0 ? 0.0f : x > 1 ? 1.0f
 inline float sinpif(float x) { return (float)sin(3.14159265358979323846 * (double)x); }
 inline float cospif(float x) { return (float)cos(3.14159265358979323846 * (double)x); }
 
-// One operation each, rounded once: the compiler may not contract them.
+// One operation each, rounded once: the compiler may not contract what it can't see through.
+#if defined(__x86_64__)
+#define EMU_OPAQUE(v) asm("" : "+x"(v))
+#else
+#define EMU_OPAQUE(v) asm("" : "+w"(v))
+#endif
 #define EMU_ROUNDED(name, T, expression)                                                                                         \
-    __attribute__((noinline, optimize("fp-contract=off"))) inline T name(T a, T b) { return expression; }
+    inline T name(T a, T b)                                                                                                      \
+    {                                                                                                                            \
+        T result = expression;                                                                                                   \
+        EMU_OPAQUE(result);                                                                                                      \
+        return result;                                                                                                           \
+    }
 EMU_ROUNDED(__fadd_rn, float, a + b)
 EMU_ROUNDED(__fsub_rn, float, a - b)
 EMU_ROUNDED(__fmul_rn, float, a *b)
