@@ -97,7 +97,16 @@ def allowed(
             wide[k] = np.maximum(wide[k], _distance(moved[k], v))
         for k, v in after.items():
             wide_states[k] = np.maximum(wide_states[k], _distance(moved_states[k], v))
-    return want, after, {k: SAFETY * v for k, v in wide.items()}, {k: SAFETY * v for k, v in wide_states.items()}
+    carried = {k: SAFETY * v + _own(graph.outputs[k], found) for k, v in wide.items()}
+    return want, after, carried, {k: SAFETY * v for k, v in wide_states.items()}
+
+
+def _own(v: Value, found: Bounds) -> Array | float:
+    """The bound of the op that made a value: runs whose signs cancel in an entry must not make that bound smaller."""
+    if v.node is None or v.node not in found or v.base is not None:
+        return 0.0
+    bound = found[v.node][0][v.node.outputs.index(v)]
+    return 0.0 if bound is None else np.where(np.isfinite(bound), bound, 0.0)
 
 
 def _distance(a: Array, b: Array) -> Array:
@@ -130,7 +139,9 @@ def _shaker(rng: np.random.Generator, found: Bounds, *, along: bool) -> Hook:
         signs = rng.integers(0, 2, size=shape) * 2 - 1
         with np.errstate(all="ignore"):
             moved: Array = (array + np.where(np.isfinite(bound), bound, 0) * signs).astype(array.dtype)
-        return moved
+            # half a unit in the last place is lost when it is rounded again, but two of them may make a whole one
+            lost = (moved == array) & (bound > 0) & np.isfinite(array)
+            return np.where(lost, np.nextafter(array, (np.inf * signs).astype(array.dtype)), moved)
 
     def hook(node: Node, call: Call, results: tuple[Any, ...]) -> tuple[Any, ...]:
         given, given_states = found[node]
