@@ -62,3 +62,23 @@ class Runner:
 def cuda() -> Callable[..., Runner]:
     """A text's kernels on an emulated device of the given kind."""
     return Runner
+
+
+@pytest.fixture(scope="session")
+def emulated() -> Callable[..., Any]:
+    """A target of the CUDA backend on an emulated device: `prompt` as in its `Tuning`, the rest the device's."""
+
+    def make(prompt: int = 64, **kind: Any) -> Any:
+        from dataclasses import replace
+
+        from emulated_cuda.driver import EmulatedDriver
+
+        from trueup.backends.cuda.target import CudaTarget
+        from trueup.backends.cuda.tuning import Tuning
+        from trueup.core.backend import Device
+
+        driver = EmulatedDriver(**kind)
+        tuning = replace(Tuning.of(driver.attributes), prompt=prompt)
+        return CudaTarget(Device("emulated", "accelerator"), driver, tuning=tuning)
+
+    return make

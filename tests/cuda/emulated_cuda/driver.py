@@ -139,7 +139,7 @@ class EmulatedDriver:
         self.stream: list[Callable[[], None]] = []
         self.capturing: Graph | None = None
         self.launches = 0
-        self.pins: list[NDArray[np.uint8]] = []
+        self.pins: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.attributes: dict[str, int] = dict(ATTRIBUTES)
         weakref.finalize(self, _give_back, self.engine, self.live)
 
@@ -225,13 +225,14 @@ class EmulatedDriver:
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Host memory that copies read and write when they run, not when they are asked for."""
-        array = np.full(nbytes, 0xFF, np.uint8)
-        self.pins.append(array)
-        return array
+        block = (ctypes.c_uint8 * max(nbytes, 1))()
+        ctypes.memset(block, 0xFF, len(block))
+        self.pins[ctypes.addressof(block)] = block
+        return np.frombuffer(block, np.uint8)[:nbytes]
 
     def _pinned(self, array: NDArray[Any]) -> bool:
         start = array.ctypes.data
-        return any(p.ctypes.data <= start and start + array.nbytes <= p.ctypes.data + p.nbytes for p in self.pins)
+        return any(p <= start and start + array.nbytes <= p + len(b) for p, b in list(self.pins.items()))
 
     def copy_to_device(self, ptr: int, array: NDArray[Any]) -> None:
         """From pinned memory when its turn comes; from other memory as it is now."""

@@ -1,0 +1,109 @@
+"""Kernels from the `.cu` files beside this module: compiled by NVRTC for the device's architecture when the first of them is
+asked for, and kept on disk. Knows no op."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+OPS = ("common", "elementwise", "norm", "rows", "rope", "conv", "attention", "topk")
+"""The files of the program `ops`, of kernels that know no type of weight."""
+DELTA = ("common", "gdn")
+"""The files of the program `gdn`."""
+WEIGHTS = ("common", "formats", "linear", "moe")
+"""The files of the programs that there is one of for each type of weight."""
+NATIVE = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
+"""Types of weights that kernels read as they are stored; all others are expanded to float32."""
+PROGRAMS = ("ops", "gdn", *NATIVE)
+"""All programs of a device."""
+MARK = b"trueup cubin "
+
+
+@functools.cache
+def source(name: str) -> str:
+    """The text of a `.cu` file."""
+    return (files(__package__) / "cu" / f"{name}.cu").read_text()
+
+
+def text(format: str) -> str:
+    """The whole text of a program: `ops`, `gdn`, or that for a type of weight."""
+    if format in ("ops", "gdn"):
+        return "".join(source(name) for name in (OPS if format == "ops" else DELTA))
+    return f"#define FORMAT_{format.upper()} 1\n" + "".join(source(name) for name in WEIGHTS)
+
+
+@functools.cache
+def home(name: str) -> str:
+    """The program of a kernel that reads no weights."""
+    return "gdn" if re.search(rf"\b{name}\(", source("gdn")) else "ops"
+
+
+def options(arch: str) -> tuple[str, ...]:
+    """What the compiler is told."""
+    return f"--gpu-architecture={arch}", "--std=c++17"
+
+
+class Cubins:
+    """Compiled texts on disk, under what they are made of: architecture, compiler, text, options."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or Path(platformdirs.user_cache_dir("trueup")) / "cuda"
+
+    def get(self, compiler: str, source: str, options: Sequence[str], make: Callable[[], bytes]) -> bytes:
+        """The image, made where none is kept. A file that is not whole is made again; a folder that can't be written to
+        costs time alone."""
+        key = hashlib.sha256("\0".join([compiler, *options, source]).encode()).hexdigest()
+        path = self.folder / f"{key}.cubin"
+        try:
+            mark, digest, image = path.read_bytes().split(b"\n", 2)
+            if mark == MARK + key.encode() and digest == hashlib.sha256(image).hexdigest().encode():
+                return image
+        except (OSError, ValueError):
+            pass
+        image = make()
+        part = path.with_suffix(f".{os.getpid()}")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(b"\n".join([MARK + key.encode(), hashlib.sha256(image).hexdigest().encode(), image]))
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+        return image
+
+
+class Programs:
+    """The kernels of one device."""
+
+    def __init__(self, driver: Any, compiler: str, cubins: Cubins | None = None) -> None:
+        """`compiler`: NVRTC's version, "" where images are not to be kept."""
+        self.driver, self.compiler, self.cubins = driver, compiler, cubins or Cubins()
+        a = driver.attributes
+        self.arch = f"sm_{a['compute_capability_major']}{a['compute_capability_minor']}"
+        self._modules: dict[str, Any] = {}
+        self._kernels: dict[tuple[str, str], Any] = {}
+
+    def kernel(self, name: str, format: str = "") -> Any:
+        """A kernel; `format`: the type of weight it reads, or ""."""
+        format = format or home(name)
+        if (name, format) not in self._kernels:
+            if format not in self._modules:
+                self._modules[format] = self.driver.load(self._image(format))
+            self._kernels[name, format] = self._modules[format].function(name)
+        return self._kernels[name, format]
+
+    def _image(self, format: str) -> bytes:
+        label, whole, given = f"{format}.cu", text(format), options(self.arch)
+
+        def make() -> bytes:
+            image: bytes = self.driver.compile(whole, label, given)
+            return image
+
+        return self.cubins.get(self.compiler, whole, given, make) if self.compiler else make()

@@ -1,0 +1,93 @@
+"""An open CUDA device: a driver, its memory, and the table of kernels."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from trueup.core.backend import AddressedTarget, Capabilities, Device, Executable, Storage
+from trueup.core.backend.recorded import DeviceTensor, RecordedWeight
+from trueup.core.graph import State
+from trueup.core.plan import Plan
+from trueup.core.types import TensorType
+from trueup.core.weight import Weight
+
+from .driver import Driver
+from .executable import CudaExecutable
+from .memory import CudaMemory
+from .ops import table
+from .programs import NATIVE, Cubins, Programs
+from .tuning import SEGMENT, Tuning
+
+
+class CudaTarget(AddressedTarget):
+    """Kernels over the memory of one device.
+
+    Every reduction has one order, fixed by its own row: results are the same in every run, and do not depend on the
+    other rows or on their number, but for the delta rule in chunks (`Tuning.prompt`), whose bits depend on where a step
+    cuts its sequence.
+    """
+
+    memory: CudaMemory
+
+    def __init__(
+        self,
+        device: Device,
+        driver: Driver,
+        *,
+        name: str = "cuda",
+        tuning: Tuning | None = None,
+        compiler: str = "",
+        cubins: Cubins | None = None,
+    ) -> None:
+        """`tuning`: how kernels are shaped; by default from the driver's limits. `compiler` and `cubins`: see `Programs`."""
+        self.driver, self.tuning = driver, tuning or Tuning.of(driver.attributes)
+        self.programs = Programs(driver, compiler, cubins)
+        super().__init__(name, device, table(self.tuning), CudaMemory(driver))
+        prompt = self.tuning.prompt
+        self.capabilities = Capabilities(
+            deterministic=True,
+            batch_invariant=not prompt,
+            thresholds={
+                "candidates": (256, SEGMENT),
+                "rows": (1, 2, 4, 8),
+                "n": (16,),
+                **({"gated_delta_rule.tokens": (prompt,)} if prompt else {}),
+            },
+        )
+        self._weights: weakref.WeakSet[RecordedWeight] = weakref.WeakSet()
+
+    # -- storage -------------------------------------------------------------------------------------------------------
+
+    def allocate_arena(self, nbytes: int) -> Any:
+        return self.memory.room(nbytes, "the values of a step")
+
+    def bind(self, arena: Any, offset: int, type: TensorType) -> DeviceTensor:
+        size = type.element.block_bytes
+        if offset % size:
+            raise ValueError(f"byte {offset} of the arena is not aligned for {type}")
+        return DeviceTensor(arena.buffer, offset // size, type)
+
+    def view(self, handle: DeviceTensor, source: TensorType, offset: int, type: TensorType) -> DeviceTensor:
+        return handle.at(offset, type)
+
+    def state_view(self, handle: DeviceTensor, state: State) -> DeviceTensor:
+        first = sum(low * s for (low, _), s in zip(state.region, state.root.type.row_major(), strict=True))
+        return handle.at(first, state.type)
+
+    def fill(self, handle: DeviceTensor) -> None:
+        self.memory.fill(handle.buffer, handle.start, handle.extent, b"\xff")
+
+    def prepare_weight(self, weight: Weight) -> RecordedWeight:
+        made = RecordedWeight(weight, self.memory, NATIVE)
+        self._weights.add(made)
+        return made
+
+    def compile(self, plan: Plan, storage: Storage) -> Executable:
+        return CudaExecutable(plan, self, storage)
+
+    def close(self) -> None:
+        self.driver.synchronize()
+        for w in self._weights:
+            w.close()
+        self._weights.clear()
