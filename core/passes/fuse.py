@@ -93,7 +93,7 @@ class Pattern:
         outputs = set(graph.outputs.values())
         found: list[Match] = []
         taken: set[Node] = set()
-        search = _Search(by_op)
+        search = _Search(by_op, users)
         for start in by_op.get(self.roots[0].op, ()):
             for b in search.extend(_Binding(), self.roots[0], start, self.roots[1:]):
                 nodes = sorted(set(b.nodes.values()), key=lambda n: n.id)
@@ -160,12 +160,26 @@ class _Binding:
 class _Search:
     """Extends a binding over a pattern's nodes; remembers the mismatch that was met deepest."""
 
-    def __init__(self, by_op: Mapping[Any, list[Node]]) -> None:
-        self.by_op, self.depth, self.difference = by_op, -1, ""
+    def __init__(self, by_op: Mapping[Any, list[Node]], users: Mapping[Value, set[Node]]) -> None:
+        self.by_op, self.users = by_op, users
+        self.depth, self._difference = -1, ""
 
-    def note(self, depth: int, difference: str) -> None:
+    @property
+    def difference(self) -> str:
+        found = self._difference
+        return found if isinstance(found, str) else found()
+
+    def note(self, depth: int, difference: str | Callable[[], str]) -> None:
+        """A mismatch; as a function where its words cost more than the search itself."""
         if depth > self.depth:
-            self.depth, self.difference = depth, difference
+            self.depth, self._difference = depth, difference
+
+    def candidates(self, b: _Binding, pattern: Node) -> Sequence[Node]:
+        """The nodes that may be this one, in program order: users of what it takes, where that is known."""
+        known = next((b.values[v] for v in pattern.values if v in b.values), None)
+        if known is None:
+            return self.by_op.get(pattern.op, ())
+        return sorted((n for n in self.users.get(known, ()) if n.op is pattern.op), key=lambda n: n.id)
 
     def extend(self, b: _Binding, pattern: Node, node: Node, rest: Sequence[Node]) -> Iterator[_Binding]:
         bound = self.node(b, pattern, node)
@@ -176,7 +190,7 @@ class _Search:
             return
         if rest[0].op not in self.by_op:
             self.note(len(bound.nodes), f"the graph has no {rest[0].op.name}")
-        for n in self.by_op.get(rest[0].op, ()):
+        for n in self.candidates(bound, rest[0]):
             yield from self.extend(bound, rest[0], n, rest[1:])
 
     def value(self, b: _Binding, pattern: Input, given: Input) -> _Binding | None:
@@ -194,7 +208,8 @@ class _Search:
         if pattern.node is None:
             return _Binding({**b.values, pattern: given}, b.nodes, b.attrs)
         if given.node is None or pattern.node.outputs.index(pattern) != given.node.outputs.index(given):
-            self.note(len(b.nodes), f"{given!r} where the pattern has {pattern.node.op.name}")
+            wanted = pattern.node.op.name
+            self.note(len(b.nodes), lambda: f"{given!r} where the pattern has {wanted}")
             return None
         return self.node(b, pattern.node, given.node)
 
@@ -202,10 +217,10 @@ class _Search:
         if pattern in b.nodes:
             return b if b.nodes[pattern] is node else None
         if node.op is not pattern.op:
-            self.note(len(b.nodes), f"{node} where the pattern has {pattern.op.name}")
+            self.note(len(b.nodes), lambda: f"{node} where the pattern has {pattern.op.name}")
             return None
         if node in b.nodes.values():
-            self.note(len(b.nodes), f"{node} where the pattern has another {pattern.op.name}")
+            self.note(len(b.nodes), lambda: f"{node} where the pattern has another {pattern.op.name}")
             return None
         attrs = b.attrs
         for k, want in pattern.attrs.items():
@@ -225,9 +240,10 @@ class _Search:
             before = bound
             bound = bound and self.value(bound, p, given)
             if bound is None:
+                name = param.name
                 self.note(
                     len(before.nodes) if before else 0,
-                    f"the argument {param.name} of {node} differs from the pattern's",
+                    lambda: f"the argument {name} of {node} differs from the pattern's",  # noqa: B023 # returns at once
                 )
                 return None
         return bound
