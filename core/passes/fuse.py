@@ -162,7 +162,8 @@ class _Search:
 
     def __init__(self, by_op: Mapping[Any, list[Node]], users: Mapping[Value, set[Node]]) -> None:
         self.by_op, self.users = by_op, users
-        self.depth, self._difference = -1, ""
+        self.depth = -1
+        self._difference: str | Callable[[], str] = ""
 
     @property
     def difference(self) -> str:
