@@ -244,7 +244,7 @@ def _same_region(root: State, v: State) -> State:
     return out
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=32)  # sources by numbers of tokens
 def _recorded(source: str, tokens: int, seed: int) -> tuple[Graph, dict[Value, Any], dict[tuple[Node, str], Array]]:
     """A graph, every value of its second step on the reference, and each state as the node that touches it finds it."""
     graph = model_graph(tokens) if source == MODEL else blocks.graph_of(source, tokens, "q8_0")

@@ -16,6 +16,7 @@ from trueup.core.backend.contract import Storage
 from trueup.core.backend.host import resolve
 from trueup.core.backend.trace import Watch
 from trueup.core.graph import Node, Value
+from trueup.core.passes.fuse import Pattern
 from trueup.core.plan import Plan
 from trueup.core.signature import Param
 from trueup.core.types import TensorType
@@ -204,7 +205,7 @@ class OpenCLExecutable(AddressedExecutable):
         launches: list[Launch] = []
         context = Recorder(outs, tuple(o.type for o in node.outputs), self.target, self, node, launches)
         args = [
-            resolve(g, lambda v, p=p: _as_parameter(p, self.handle(v)))
+            resolve(g, lambda v, p=p: self._argument(node, p, v))
             for p, g in zip(node.op.params, node.inputs, strict=True)
         ]
         self.plan.kernels[node].run(context, *args, **node.attrs)
@@ -220,6 +221,16 @@ class OpenCLExecutable(AddressedExecutable):
                 enqueue(queue, kernel, items, group)
 
         return step
+
+    def _argument(self, node: Node, param: Param, v: Value) -> Any:
+        """A weight for a parameter that takes weights, else a tensor; a fusion, whose parameters don't say, gets weights
+        as weights."""
+        handle = self.handle(v)
+        if param.dtype == "weight":
+            return DeviceWeight(handle) if isinstance(handle, OpenCLTensor) else handle
+        if isinstance(node.op, Pattern) and v.leaf == "weight":
+            return handle
+        return handle.plain if isinstance(handle, OpenCLWeight) else handle
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -279,13 +290,6 @@ class OpenCLExecutable(AddressedExecutable):
             weight.leave()
         for room in (*self._kept, *([] if self.arena is None else [self.arena])):
             self.target.memory.free(room)
-
-
-def _as_parameter(param: Param, handle: Any) -> Any:
-    """A weight for a parameter that takes weights, else a tensor."""
-    if param.dtype == "weight":
-        return DeviceWeight(handle) if isinstance(handle, OpenCLTensor) else handle
-    return handle.plain if isinstance(handle, OpenCLWeight) else handle
 
 
 def _results(plan: Plan) -> list[Value]:

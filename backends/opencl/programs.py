@@ -16,7 +16,7 @@ from .tuning import Tuning
 
 OPS = ("common", "elementwise", "norm", "rows", "rope", "conv", "attention", "gdn", "topk")
 """The files of the program that knows no type of weight."""
-WEIGHTS = ("common", "formats", "linear", "moe")
+WEIGHTS = ("common", "formats", "linear", "moe", "fused")
 """The files of the programs that there is one of for each type of weight."""
 
 

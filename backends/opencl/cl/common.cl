@@ -159,6 +159,13 @@ inline float sigmoid_of(float x)
     return (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
+// What elementwise kernels and fusions make of a vector.
+#define SILU_OF(v, a) (((v) * (a)) * vec_sigmoid((v) * (a)))
+#define SWIGLU_OF(v, w, low, high) \
+    (vec_smaller(v, (vec)(high)) * vec_sigmoid(vec_smaller(v, (vec)(high))) \
+     * vec_smaller(vec_larger(w, (vec)(low)), (vec)(high)))
+#define DECAY_OF(v, bias, rate) ((rate) * vec_softplus((v) + (bias)))
+
 inline vec vec_softplus(vec x) { return vec_larger((vec)0.0f, x) + log1p(exp(vec_minus_size(x))); }
 
 // Words of `size` bytes, from `first` to before `last`, bit for bit.

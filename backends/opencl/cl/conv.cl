@@ -1,6 +1,6 @@
 // Ops that look a fixed number of rows back: causal_conv, trailing_mean, delay. The rows before the step lie in
-// tail[slot, 0 … size-1, …], oldest first. Three kernels a node, in this order: the values, then the tails that `keep`
-// asks for, then the tail after the step, in place. Padding rows give zeros; a slot outside of the state is a fault.
+// tail[slot, 0 … size-1, …], oldest first. Two kernels a node, in this order: the values, then the tails: those that `keep`
+// asks for, then the one after the step, in place. Padding rows give zeros; a slot outside of the state is a fault.
 // The history of a sequence is its tail, then its rows: entry h of it is tail[h] or row h - size.
 
 // The slot of sequence s where it has rows, else -1.
@@ -11,9 +11,10 @@ inline long slot_of(
     return outside(slots[s], 0, slot_count, fault, node) ? -1 : slots[s];
 }
 
-// out[t, c] = sum_j weight[c, j] history[t + j dilation, c], in the order of j; without a weight the mean.
+// out[t, c] = sum_j weight[c, j] history[t + j dilation, c], in the order of j; without a weight the mean. Where `gated`,
+// silu of that, scaled by `gain`.
 kernel void causal_conv(
-    long tokens, long n, long taps, long dilation, ROWS(float, x), ARRAY(const float, weight), ARRAY(const int, cu),
+    long tokens, long n, long taps, long dilation, long gated, float gain, ROWS(float, x), ARRAY(const float, weight), ARRAY(const int, cu),
     long seqs, ARRAY(const int, slots), ARRAY(const float, tail), long slot_count, long slot_step, long row_step,
     ARRAY(float, out), FAULT_ARGS)
 {
@@ -36,6 +37,11 @@ kernel void causal_conv(
     }
     if (!weight)
         for (long i = first; i < last; i++) to[i] /= taps;
+    for (long i = first; i < last && gated; i += VECTOR) {
+        const long count = COUNT(i, last);
+        const vec v = vec_some(to + i, count);
+        vec_put(to + i, SILU_OF(v, gain), count);
+    }
 }
 
 // out[t] = history[t]: the row `size` rows before, in words of `width` bytes.
@@ -76,27 +82,16 @@ kernel void delay(
     }
 
 // The tail after row t goes to slot keep[t] too; of rows of a sequence that name one slot, the last.
-kernel void tail_keep(TAIL_ARGS, ARRAY(const int, keep), FAULT_ARGS)
-{
-    RUN_OF_ROW(tokens, n);
-    const long s = sequence_of(AT(cu), seqs, row);
-    if (s < 0) return;
-    const long to = AT(keep)[row];
-    if (outside(to, -1, slot_count, fault, node) || to < 0) return;
-    const long slot = slot_of(AT(cu), AT(slots), s, tokens, slot_count, fault, node);
-    if (slot < 0 || slot == to) return;
-    const long start = first_row(AT(cu), s), end = end_row(AT(cu), s, tokens);
-    for (long later = row + 1; later < end; later++)
-        if (AT(keep)[later] == to) return;
-    COPY_TAIL(to, row - start + 1)
-}
-
-kernel void tail_push(TAIL_ARGS, FAULT_ARGS)
+kernel void tail_push(TAIL_ARGS, ARRAY(const int, keep), FAULT_ARGS)
 {
     RUN_OF_ROW(seqs, n);
     const long slot = slot_of(AT(cu), AT(slots), row, tokens, slot_count, fault, node);
     if (slot < 0) return;
     const long start = first_row(AT(cu), row), end = end_row(AT(cu), row, tokens);
+    for (long t = start; t < end && keep; t++) {
+        const long to = AT(keep)[t];
+        if (!outside(to, -1, slot_count, fault, node) && to >= 0 && to != slot) COPY_TAIL(to, t - start + 1)
+    }
     COPY_TAIL(slot, end - start)
 }
 

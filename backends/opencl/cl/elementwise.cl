@@ -28,12 +28,12 @@
     }
 
 UNARY(sigmoid, vec_sigmoid(v))
-UNARY(silu, (v * a) * vec_sigmoid(v * a))
+UNARY(silu, SILU_OF(v, a))
 UNARY(softplus, vec_softplus(v))
 UNARY(clamp_between, vec_smaller(vec_larger(v, (vec)a), (vec)b))
 BINARY(add, v + w)
 BINARY(mul, v * w)
-BINARY(swiglu, vec_smaller(v, (vec)b) * vec_sigmoid(vec_smaller(v, (vec)b)) * vec_smaller(vec_larger(w, (vec)a), (vec)b))
+BINARY(swiglu, SWIGLU_OF(v, w, a, b))
 
 // out[r, i] = x[r, i] scale[r]
 kernel void scale_rows(long rows, long n, ROWS(float, x), ROWS(float, scale), ARRAY(float, out))
@@ -44,6 +44,19 @@ kernel void scale_rows(long rows, long n, ROWS(float, x), ROWS(float, scale), AR
     for (long i = first; i < last; i++) AT(out)[row * n + i] = in[i] * s;
 }
 
+// out[r, i] = a[r, i] + x[r, i] scale[r]
+kernel void add_scaled(
+    long rows, long n, ROWS(float, a), ROWS(float, x), ROWS(float, scale), ARRAY(float, out))
+{
+    RUN_OF_ROW(rows, n);
+    global const float *base = ROW(a, row), *in = ROW(x, row);
+    const float s = *ROW(scale, row);
+    for (long i = first; i < last; i++) {
+        const float part = in[i] * s;
+        AT(out)[row * n + i] = base[i] + part;
+    }
+}
+
 // rate · softplus(a + bias), entry i of a row with entry i of both weights.
 kernel void gdn_decay(
     long rows, long n, ROWS(float, x), ARRAY(const float, bias), ARRAY(const float, rate), ARRAY(float, out))
@@ -52,8 +65,8 @@ kernel void gdn_decay(
     global const float *in = ROW(x, row);
     for (long i = first; i < last; i += VECTOR) {
         const long count = COUNT(i, last);
-        const vec y = vec_softplus(vec_some(in + i, count) + vec_some(AT(bias) + i, count));
-        vec_put(AT(out) + row * n + i, vec_some(AT(rate) + i, count) * y, count);
+        const vec made = DECAY_OF(vec_some(in + i, count), vec_some(AT(bias) + i, count), vec_some(AT(rate) + i, count));
+        vec_put(AT(out) + row * n + i, made, count);
     }
 }
 

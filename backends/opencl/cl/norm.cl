@@ -50,30 +50,51 @@ inline float sum_of_row(global const float *x, long n, SCRATCH_ARG)
     return lanes_sum(vec_sum(sum) + rest, scratch);
 }
 
-// out = x / sqrt(share · sum x² + root²) · weight[(r mod groups) n + i] · activation(gate); `share` is 1/n for a mean.
+// to = x / sqrt(share · sum x² + root²) · w · activation(gate); `share` is 1/n for a mean, w and gates may be missing.
 // gate_kind: 0 none, 1 sigmoid, 2 silu.
-kernel void norm(
-    long rows, long n, long groups, ROWS(float, x), ARRAY(const float, weight), ROWS(float, gate), long gate_kind,
-    ARRAY(float, out), float share, float root)
+inline void norm_row(
+    global float *to, global const float *in, long n, global const float *w, global const float *gates, long gate_kind,
+    float share, float root, SCRATCH_ARG)
 {
-    SCRATCH;
-    const long row = get_group_id(0);
-    global const float *in = ROW(x, row), *gates = gate_kind ? ROW(gate, row) : in;
-    global const float *w = weight ? AT(weight) + row % groups * n : in;
-    global float *to = AT(out) + row * n;
     const float scale = power_of_2(-row_exponent(in, n, root, scratch));
     const float squares = sum_of_squares(in, n, scale, scratch) * share + (root * scale) * (root * scale);
     const float divisor = sqrt(squares);
     for (long i = LANE * VECTOR; i < n; i += LANES * VECTOR) {
         const long count = COUNT(i, n);
         vec y = (vec_some(in + i, count) * scale) / divisor;
-        if (weight) y *= vec_some(w + i, count);
+        if (w) y *= vec_some(w + i, count);
         if (gate_kind) {
             const vec g = vec_some(gates + i, count);
             y *= vec_sigmoid(g) * (gate_kind == 2 ? g : (vec)1.0f);
         }
         vec_put(to + i, y, count);
     }
+}
+
+// Row r has part r mod groups of the weight.
+kernel void norm(
+    long rows, long n, long groups, ROWS(float, x), ARRAY(const float, weight), ROWS(float, gate), long gate_kind,
+    ARRAY(float, out), float share, float root)
+{
+    SCRATCH;
+    const long row = get_group_id(0);
+    global const float *in = ROW(x, row), *w = weight ? AT(weight) + row % groups * n : 0;
+    norm_row(AT(out) + row * n, in, n, w, gate_kind ? ROW(gate, row) : 0, gate_kind, share, root, scratch);
+}
+
+// hc_write and the norm of what it wrote; a row here is one (row, stream).
+kernel void write_norm(
+    long rows, long n, long streams, ROWS(float, residual), ROWS(float, y), ROWS(float, inject),
+    ARRAY(const float, weight), float share, float root, ARRAY(float, out), ARRAY(float, normed))
+{
+    SCRATCH;
+    const long row = get_group_id(0);
+    const float gain = 2 * sigmoid_of(ROW(inject, row / streams)[row % streams] / streams);
+    global const float *in = ROW(residual, row), *add = ROW(y, row / streams);
+    global float *to = AT(out) + row * n;
+    for (long i = LANE; i < n; i += LANES) to[i] = gain * add[i] + in[i];
+    LANE_BARRIER;
+    norm_row(AT(normed) + row * n, to, n, AT(weight) + row % streams * n, 0, 0, share, root, scratch);
 }
 
 inline float row_max(global const float *x, long n, SCRATCH_ARG)
@@ -84,12 +105,8 @@ inline float row_max(global const float *x, long n, SCRATCH_ARG)
 }
 
 // e^(x - m) / sum e^(x - m); a row of -inf alone gives zeros, NaN or +inf anywhere a row of NaN.
-kernel void softmax(long rows, long n, ROWS(float, x), ARRAY(float, out))
+inline void softmax_row(global float *to, global const float *in, long n, SCRATCH_ARG)
 {
-    SCRATCH;
-    const long row = get_group_id(0);
-    global const float *in = ROW(x, row);
-    global float *to = AT(out) + row * n;
     const float most = row_max(in, n, scratch);
     for (long i = LANE * VECTOR; i < n; i += LANES * VECTOR) {
         const long count = COUNT(i, n);
@@ -101,14 +118,25 @@ kernel void softmax(long rows, long n, ROWS(float, x), ARRAY(float, out))
     for (long i = LANE; i < n; i += LANES) to[i] = most == -INFINITY ? 0 : to[i] / sum;
 }
 
+kernel void softmax(long rows, long n, ROWS(float, x), ARRAY(float, out))
+{
+    SCRATCH;
+    const long row = get_group_id(0);
+    softmax_row(AT(out) + row * n, ROW(x, row), n, scratch);
+}
+
 // x / max(sum x, floor); a divisor of 0 gives zeros.
+inline void normalize_row(global float *to, global const float *in, long n, float least, SCRATCH_ARG)
+{
+    const float divisor = larger(sum_of_row(in, n, scratch), least);
+    for (long i = LANE; i < n; i += LANES) to[i] = divisor == 0 ? 0 : in[i] / divisor;
+}
+
 kernel void normalize_rows(long rows, long n, ROWS(float, x), ARRAY(float, out), float least)
 {
     SCRATCH;
     const long row = get_group_id(0);
-    global const float *in = ROW(x, row);
-    const float divisor = larger(sum_of_row(in, n, scratch), least);
-    for (long i = LANE; i < n; i += LANES) AT(out)[row * n + i] = divisor == 0 ? 0 : in[i] / divisor;
+    normalize_row(AT(out) + row * n, ROW(x, row), n, least, scratch);
 }
 
 // sigmoid(sign(u) sqrt(max(|u|, 1e-6))) value, u = key · query / sqrt(n); a row here is one (token, stream).

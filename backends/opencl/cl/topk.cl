@@ -19,13 +19,9 @@ inline uint rank_of(float x)
     return rank == NAN_RANK ? 0 : rank;
 }
 
-kernel void top_k_short(long rows, long n, long k, ROWS(float, scores), ARRAY(float, values), ARRAY(int, indices))
+inline void top_k_short_row(
+    global const float *in, long n, long k, global float *value, global int *index, local uint *ranks)
 {
-    local uint ranks[SHORT];
-    const long row = get_group_id(0);
-    global const float *in = ROW(scores, row);
-    global float *value = AT(values) + row * k;
-    global int *index = AT(indices) + row * k;
     for (int i = LANE; i < n; i += LANES) ranks[i] = rank_of(in[i]);
 #if LANES > 1
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -47,6 +43,28 @@ kernel void top_k_short(long rows, long n, long k, ROWS(float, scores), ARRAY(fl
         value[j] = -INFINITY;
         index[j] = -1;
     }
+}
+
+kernel void top_k_short(long rows, long n, long k, ROWS(float, scores), ARRAY(float, values), ARRAY(int, indices))
+{
+    local uint ranks[SHORT];
+    const long row = get_group_id(0);
+    top_k_short_row(ROW(scores, row), n, k, AT(values) + row * k, AT(indices) + row * k, ranks);
+}
+
+// A router: softmax, the k likeliest of up to SHORT, and their shares of their own sum; see normalize_row.
+kernel void route(
+    long rows, long n, long k, ROWS(float, scores), ARRAY(float, chances), ARRAY(float, values), float least,
+    ARRAY(float, shares), ARRAY(int, indices))
+{
+    local uint ranks[SHORT];
+    SCRATCH;
+    const long row = get_group_id(0);
+    softmax_row(AT(chances) + row * n, ROW(scores, row), n, scratch);
+    LANE_BARRIER;
+    top_k_short_row(AT(chances) + row * n, n, k, AT(values) + row * k, AT(indices) + row * k, ranks);
+    LANE_BARRIER;
+    normalize_row(AT(shares) + row * k, AT(values) + row * k, k, least, scratch);
 }
 
 #if LANES > 1

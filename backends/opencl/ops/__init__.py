@@ -8,10 +8,10 @@ from trueup.core.backend import KernelTable
 
 def table(tuning: Tuning) -> KernelTable:
     """The kernels of a device that is tuned so."""
-    from . import attention, copies, elementwise, linear, sequences, topk
+    from . import attention, copies, elementwise, fused, linear, sequences, topk
 
     kernels = KernelTable()
-    for family in (linear, elementwise, copies, sequences, attention, topk):
+    for family in (linear, elementwise, copies, sequences, attention, topk, fused):
         family.register(kernels, tuning)
     return kernels
 

@@ -22,6 +22,11 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
         _register(kernels, tuning, format)
 
 
+def shared(tuning: Tuning, pairs: int, experts: int) -> bool:
+    """Whether so many rows go to so few experts that it pays to put those of one expert together."""
+    return pairs * 2 >= tuning.tile * experts
+
+
 def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
     def when(op: Any, weight: int, **layouts: int) -> Any:
         lie = lies(op, **layouts)
@@ -43,10 +48,6 @@ def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
         args = count, n, m, columns, rows(x), weight.stored, weight.row_bytes, ctx.out
         ctx.groups(kernel, groups, *args, format=weight.format)
 
-    def shared(pairs: int, experts: int) -> bool:
-        """Whether so many rows go to so few experts that it pays to put those of one expert together."""
-        return pairs * 2 >= tuning.tile * experts
-
     def products(ctx: Recorder, x: Rows, share: int, experts: Any, weight: OpenCLWeight, out: OpenCLTensor) -> None:
         """Each pair's product with its expert; row p // share of x is pair p's. Pairs without one are left out."""
         (count, m, n), pairs = weight.type.shape, experts.type.size
@@ -63,7 +64,7 @@ def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
     @kernels.implements(expert_linear, when=when(expert_linear, 2, x=-1), name=label("expert_linear", format))
     def _(ctx: Recorder, x: Any, experts: Any, weight: OpenCLWeight) -> None:
         (count, m, n), (tokens, k) = weight.type.shape, experts.type.shape
-        if shared(tokens * k, count):
+        if shared(tuning, tokens * k, count):
             products(ctx, rows(x), k, experts, weight, ctx.out)
             ctx.flat("expert_none", tokens * k, m, experts, ctx.out, format=weight.format)
             return
@@ -77,7 +78,7 @@ def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
     )
     def _(ctx: Recorder, h: Any, experts: Any, mix: Any, weight: OpenCLWeight) -> None:
         (count, n, m), (tokens, k) = weight.type.shape, experts.type.shape
-        if shared(tokens * k, count):
+        if shared(tuning, tokens * k, count):
             each = typed(ctx.scratch(4 * tokens * k * n), TensorType((tokens, k, n)))
             products(ctx, rows(h), 1, experts, weight, each)
             ctx.flat("expert_sum", tokens, n, k, count, experts, rows(mix), each, ctx.out, format=weight.format)

@@ -30,26 +30,38 @@ CHUNK = 32
 """Rows of a chunk of the delta rule; `CHUNK_ROWS` in gdn.cl."""
 
 
+def convolve(
+    ctx: Recorder,
+    x: Any,
+    weight: Any,
+    cu: Any,
+    slots: Any,
+    tail: Any,
+    keep: Any,
+    taps: int,
+    dilation: int,
+    gain: float | None = None,
+) -> None:
+    """The convolution, or without a weight the mean, with silu where there is a `gain`; then the tails."""
+    tokens, n = x.type.shape
+    gate = (False, 0.0) if gain is None else (True, float(gain))
+    where = cu, slots.type.size, slots, tail, tail.type.shape[0], *strides(tail.type)[:2]
+    args = taps, dilation, *gate, rows(x), values(weight), *where, ctx.out
+    ctx.flat("causal_conv", tokens, n, *args, *ctx.fault)
+    push(ctx, x, cu, slots, tail, keep)
+
+
+def push(ctx: Recorder, x: Any, cu: Any, slots: Any, tail: Any, keep: Any) -> None:
+    """The tails after the step's rows, and after those that `keep` names."""
+    (tokens, *width), (slot_count, size) = x.type.shape, tail.type.shape[:2]
+    n, seqs, (slot_step, row_step) = prod(width), slots.type.size, strides(tail.type)[:2]
+    if not size:
+        return
+    args = size, x.itemsize, rows(x, 1), cu, seqs, slots, tail, slot_count, slot_step, row_step
+    ctx.over("tail_push", seqs, n, tokens, n, *args, keep, *ctx.fault)
+
+
 def register(kernels: KernelTable, tuning: Tuning) -> None:
-    def convolve(
-        ctx: Recorder, x: Any, weight: Any, cu: Any, slots: Any, tail: Any, keep: Any, taps: int, dilation: int
-    ) -> None:
-        tokens, n = x.type.shape
-        slot_step, row_step = strides(tail.type)[:2]
-        args = values(weight), cu, slots.type.size, slots, tail, tail.type.shape[0], slot_step, row_step, ctx.out
-        ctx.flat("causal_conv", tokens, n, taps, dilation, rows(x), *args, *ctx.fault)
-        push(ctx, x, cu, slots, tail, keep)
-
-    def push(ctx: Recorder, x: Any, cu: Any, slots: Any, tail: Any, keep: Any) -> None:
-        (tokens, *width), (slot_count, size) = x.type.shape, tail.type.shape[:2]
-        n, seqs, (slot_step, row_step) = prod(width), slots.type.size, strides(tail.type)[:2]
-        if not size:
-            return
-        args = size, x.itemsize, rows(x, 1), cu, seqs, slots, tail, slot_count, slot_step, row_step
-        if keep is not None:
-            ctx.over("tail_keep", tokens, n, tokens, n, *args, keep, *ctx.fault)
-        ctx.over("tail_push", seqs, n, tokens, n, *args, *ctx.fault)
-
     @kernels.implements(causal_conv, when=lies(causal_conv, x=1, tail=2))
     def _(
         ctx: Recorder, x: Any, weight: Any, cu: Any, slots: Any, tail: Any, keep: Any = None, *, dilation: int
