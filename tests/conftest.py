@@ -2,6 +2,7 @@
 
 `pytest` uses the profile `default`: the same cases at every run. `pytest --profile full` draws more, anew each time.
 `--require-backend NAME` turns skips that concern a backend into failures, for machines that must be able to run it.
+`--fault B12` selects the tests of a public fault (docs/faults.md), `-m fault` those of all.
 A failing property prints the command that replays its case, `pytest '<test>' --replay <version>:<case>`.
 """
 
@@ -32,6 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require-backend", action="append", default=[], metavar="NAME",
         help="a skipped test with this name in its path or parameters is a failure",
     )  # fmt: skip
+    group.addoption(
+        "--fault", action="append", default=[], metavar="ID", help="only tests of this fault; may be given again"
+    )
     group.addoption("--replay", metavar="VERSION:CASE", help="replay one failing case of the one selected property")
 
 
@@ -40,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _select_faults(config, items)
     if not (replay := config.getoption("--replay")):
         return
     properties = [i for i in items if getattr(getattr(i, "obj", None), "is_hypothesis_test", False)]
@@ -48,6 +53,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     version, _, case = replay.partition(":")
     function = properties[0].obj  # type: ignore[attr-defined]
     reproduce_failure(version, case.encode())(getattr(function, "__func__", function))
+
+
+def _select_faults(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave what is marked with a fault asked for by `--fault`."""
+    if not (wanted := {w.upper() for w in config.getoption("--fault")}):
+        return
+    of = {i: {f for mark in i.iter_markers("fault") for f in mark.args} for i in items}
+    if lost := wanted.difference(*of.values()):
+        raise pytest.UsageError(f"no collected test is of fault {', '.join(sorted(lost))}; see tests/test_faults.py")
+    config.hook.pytest_deselected(items=[i for i in items if not wanted & of[i]])
+    items[:] = [i for i in items if wanted & of[i]]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -58,6 +58,7 @@ def paper(s: Any, parts: dict[str, F32], t: int, head: int, key: int, scale: flo
     return s, scale * s.T @ q
 
 
+@pytest.mark.fault("B35")
 def test_one_row_by_hand() -> None:
     """dk = dv = 2, S = I, decay ln 0.5, beta 0.5: S^T k after the decay is (.3, .4), d = (.85, -.7)."""
     state = np.eye(2, dtype=np.float32).reshape(1, 1, 2, 2)

@@ -108,6 +108,7 @@ def test_linear_is_the_product_within_n_eps(dtype: str, rows: int, isa: str) -> 
         assert within_bound(product(x, raw, dtype), x, raw, dtype), (m, n)
 
 
+@pytest.mark.fault("B42")
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_k"])
 def test_a_row_has_the_same_bits_in_every_batch_and_on_every_number_of_threads(dtype: str, isa: str) -> None:

@@ -92,6 +92,7 @@ def test_a_device_is_data(install: Install) -> None:
     assert d.versions == {"opencl": "OpenCL 3.0", "driver": "5.1", "platform": "Maker OpenCL 3.0"}
 
 
+@pytest.mark.fault("B83")
 def test_processors_are_of_kind_cpu_come_last_and_are_this_host(install: Install) -> None:
     """B83: software never passes for a GPU."""
     both = FakeDevice("Odd", CPU | GPU)
@@ -106,6 +107,7 @@ def test_processors_are_of_kind_cpu_come_last_and_are_this_host(install: Install
     assert OpenCL().devices()[0].kind == "cpu"
 
 
+@pytest.mark.fault("B83")
 def test_one_card_of_two_platforms_is_one_device_of_the_newer(install: Install) -> None:
     """B83: the same hardware listed twice."""
     where = {"PCI_BUS_ID_NV": 65, "PCI_SLOT_ID_NV": 8, "PCI_DOMAIN_ID_NV": 1}
@@ -123,6 +125,7 @@ def test_processors_of_two_platforms_are_one_by_the_newer_driver(install: Instal
     assert [d.name for d in OpenCL().devices()] == ["B"]
 
 
+@pytest.mark.fault("B83")
 def test_two_equal_cards_are_two_devices(install: Install) -> None:
     install(("Maker", [FakeDevice("Card", GPU), FakeDevice("Card", GPU)]))
     assert [d.hardware for d in OpenCL().devices()] == ["Maker 0", "Maker 1"]
@@ -131,12 +134,14 @@ def test_two_equal_cards_are_two_devices(install: Install) -> None:
     assert [d.hardware for d in OpenCL().devices()] == ["0000:03:00.1", "0000:83:00.1"]
 
 
+@pytest.mark.fault("B82")
 def test_without_pyopencl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyopencl", None)
     with pytest.raises(Unavailable, match=r"pyopencl can't be imported.*pip install 'trueup\[opencl\]'"):
         OpenCL().devices()
 
 
+@pytest.mark.fault("B82")
 def test_a_driver_that_does_not_load_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """B82: the extension module fails where libOpenCL is missing."""
 
@@ -152,6 +157,7 @@ def test_a_driver_that_does_not_load_is_a_reason(monkeypatch: pytest.MonkeyPatch
         OpenCL().devices()
 
 
+@pytest.mark.fault("B82")
 def test_no_platform_and_no_device_are_reasons(install: Install) -> None:
     """B82."""
     install("clGetPlatformIDs failed: PLATFORM_NOT_FOUND_KHR")
@@ -174,6 +180,7 @@ def test_a_device_that_is_gone_is_not_opened(install: Install) -> None:
         OpenCL().open(Device("Other", "gpu", hardware="Maker 0"))
 
 
+@pytest.mark.fault("B82")
 def test_importing_the_backend_loads_no_driver() -> None:
     """B82: also with every plugin loaded and the backend made."""
     code = (
@@ -197,6 +204,7 @@ def test_work_groups_follow_from_the_limit(room: int, lanes: int, group: int) ->
     assert (t.lanes, t.group, t.vector, t.few) == (lanes, group, 1, 4)
 
 
+@pytest.mark.fault("B79")
 @pytest.mark.parametrize(("local", "wide"), [(48 << 10, 32), (16 << 10, 16), (6 << 10, 0), (0, 0)])
 def test_columns_held_follow_from_local_memory(local: int, wide: int) -> None:
     """B79: what a group shares fits the limit, or there is no sharing."""

@@ -84,6 +84,7 @@ def test_rows_fill_with_nan_and_bf16_with_its_own_bits(memory: OpenCLMemory) -> 
         memory.free(x)
 
 
+@pytest.mark.fault("B78")
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4)])
 def test_a_tensor_of_nothing_is_a_tensor(memory: OpenCLMemory, shape: tuple[int, ...]) -> None:
     """B78."""
@@ -128,6 +129,7 @@ def test_what_is_freed_twice_is_freed_once(memory: OpenCLMemory) -> None:
     memory.free(b)
 
 
+@pytest.mark.fault("B79")
 def test_more_than_a_buffer_may_hold_is_a_typed_error_with_the_sizes(
     target: OpenCLTarget, memory: OpenCLMemory
 ) -> None:
@@ -197,6 +199,7 @@ def test_weights_lie_there_until_the_last_plan_that_uses_them_is_closed(
     again.close()
 
 
+@pytest.mark.fault("B79")
 def test_an_allocation_that_fails_leaves_nothing(
     target: OpenCLTarget, memory: OpenCLMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +231,7 @@ def test_an_allocation_that_fails_leaves_nothing(
     pytest.fail("the plan never came to its end")
 
 
+@pytest.mark.fault("B79")
 def test_no_room_for_a_weight_names_the_weight(
     target: OpenCLTarget, memory: OpenCLMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +241,7 @@ def test_no_room_for_a_weight_names_the_weight(
         _ = made.values
 
 
+@pytest.mark.fault("B84")
 def test_a_node_with_a_tensor_above_the_limit_is_refused_with_the_sizes(target: OpenCLTarget) -> None:
     """B84: never launched."""
     rows = target.device.limits["allocation"] // 4 + 1
@@ -246,6 +251,7 @@ def test_a_node_with_a_tensor_above_the_limit_is_refused_with_the_sizes(target: 
         build_plan(g, target)
 
 
+@pytest.mark.fault("B76")
 def test_an_index_out_of_range_is_an_error_that_names_the_node_and_the_next_step_works(
     target: OpenCLTarget, memory: OpenCLMemory
 ) -> None:
@@ -274,6 +280,7 @@ def test_programs_are_built_once_a_process_and_kernels_are_apart(target: OpenCLT
         t.close()
 
 
+@pytest.mark.fault("B84")
 def test_a_kernel_that_does_not_build_is_an_error_with_the_compiler_s_log(
     target: OpenCLTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

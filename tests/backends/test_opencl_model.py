@@ -81,6 +81,7 @@ def test_greedy_text_of_the_bundled_model(bundled: Engine, cpu: Engine, i: int) 
     assert found == other
 
 
+@pytest.mark.fault("B83", "B84")
 def test_all_of_a_step_runs_on_the_device(bundled: Engine) -> None:
     """B83, B84: no reference, no fallback, one upload, one wait; each kernel's name says which weights it reads."""
     plan = bundled.plan(bundled.shape(3, 2))
@@ -105,6 +106,7 @@ def test_no_host_round_trip_within_a_step(bundled: Engine, monkeypatch: pytest.M
 # -- sequences ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B12", "B13", "B17")
 def test_sequences_in_one_step_are_what_each_is_alone(bundled: Engine) -> None:
     """B12, B13, B17: other pasts, other lengths, in either order, bit for bit."""
     texts = [list(range(10, 51)), [7], list(range(400, 270, -1))]
@@ -123,6 +125,7 @@ def test_sequences_in_one_step_are_what_each_is_alone(bundled: Engine) -> None:
             s.close()
 
 
+@pytest.mark.fault("B24")
 def test_forks_and_checkpoints_come_back_to_the_same_bits(bundled: Engine) -> None:
     ids, more = list(range(20, 171)), list(range(300, 330))
     with bundled.session() as s:
@@ -138,6 +141,7 @@ def test_forks_and_checkpoints_come_back_to_the_same_bits(bundled: Engine) -> No
         fork.close()
 
 
+@pytest.mark.fault("B21")
 def test_a_saved_session_goes_on_elsewhere(bundled: Engine, cpu: Engine, tmp_path: Path) -> None:
     """To a file, and from there to the CPU's engine."""
     ids = list(range(30, 90))
@@ -151,6 +155,7 @@ def test_a_saved_session_goes_on_elsewhere(bundled: Engine, cpu: Engine, tmp_pat
         np.testing.assert_allclose(s.feed([5, 6], logits="all"), want, rtol=0, atol=1e-4)
 
 
+@pytest.mark.fault("B37")
 def test_a_random_legal_order_gives_the_same_bits(random: Engine) -> None:
     ids = np.load(RANDOM / "ref.npz")["short_ids"]
     shuffled = load(RANDOM / "qwen4exp-random-bf16.gguf", context=512, order_seed=7)

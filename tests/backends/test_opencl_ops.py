@@ -279,6 +279,7 @@ def test_all_halves_are_read_as_they_are(target: OpenCLTarget, columns: int) -> 
     np.testing.assert_array_equal(got, bits.view(np.float16).astype(np.float32))
 
 
+@pytest.mark.fault("B42")
 def test_a_row_is_the_same_alone_and_in_company(target: OpenCLTarget) -> None:
     """One row, some rows, many rows; experts one by one and put together."""
     x, w = f32(33, 96), stored("q8_0", 20, 96)
@@ -300,6 +301,7 @@ def test_a_row_is_the_same_alone_and_in_company(target: OpenCLTarget) -> None:
 # -- sizes -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B76")
 @pytest.mark.parametrize("rows", [65_535, 65_537])
 def test_more_rows_than_an_old_grid_has(target: OpenCLTarget, rows: int) -> None:
     """B76."""
@@ -310,6 +312,7 @@ def test_more_rows_than_an_old_grid_has(target: OpenCLTarget, rows: int) -> None
     check(target, ops.take_rows, [x, np.arange(rows, dtype=np.int32)[::-1].copy()])
 
 
+@pytest.mark.fault("B02", "B03", "B05")
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 5000, 1), (1, 40_000, 300), (3, 2050, 2050), (2, 3000, 2051)])
 @pytest.mark.parametrize("order", ["random", "equal", "few", "zeros", "nan", "masked", "close"])
 def test_top_k_of_long_rows(target: OpenCLTarget, rows: int, n: int, k: int, order: str) -> None:
@@ -327,6 +330,7 @@ def test_top_k_of_long_rows(target: OpenCLTarget, rows: int, n: int, k: int, ord
     check(target, ops.top_k, [x], k=k)
 
 
+@pytest.mark.fault("B09", "B78")
 def test_nothing_is_launched_for_nothing(target: OpenCLTarget) -> None:
     """B09, B78: no rows, no columns, no experts chosen, no sequences."""
     check(target, ops.linear, [f32(0, 8), weight(3, 8)])

@@ -143,6 +143,7 @@ def test_commands_of_plugins_are_listed_and_run(trueup: Run, plugin: Callable[[s
     assert trueup("hello", "--name", "nobody").refused() == "nobody is not greeted"
 
 
+@pytest.mark.fault("B81")
 def test_a_plugin_whose_commands_fail_adds_none(trueup: Run, plugin: Callable[[str, str], None]) -> None:
     plugin("hello", HELLO)
     plugin("half", HELLO.replace('"hello")', '"early")').replace('name="tools"', 'name="doctor"'))

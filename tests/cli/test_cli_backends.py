@@ -85,6 +85,7 @@ def test_backends_in_json(trueup: Run, card: Callable[..., None]) -> None:
     assert said["cpu"]["devices"][0]["versions"]["isa"]
 
 
+@pytest.mark.fault("B82")
 def test_a_backend_that_can_not_be_used_says_why(trueup: Run, card: Callable[..., None]) -> None:
     card(devices="raise Unavailable('libcard.so.1 is not there')")
     (found,) = (b for b in json.loads(trueup("backends", "--json").out) if b["name"] == "card")
@@ -95,12 +96,14 @@ def test_a_backend_that_can_not_be_used_says_why(trueup: Run, card: Callable[...
     )
 
 
+@pytest.mark.fault("B82")
 def test_a_driver_that_crashes_is_a_reason(trueup: Run, card: Callable[..., None]) -> None:
     card(devices="os._exit(11)")
     (found,) = (b for b in json.loads(trueup("backends", "--json").out) if b["name"] == "card")
     assert not found["available"] and "code 11" in found["reason"]
 
 
+@pytest.mark.fault("B81")
 def test_broken_plugins_are_listed_and_everything_else_works(trueup: Run, plugin: Install) -> None:
     plugin("sad", "import a_module_that_is_not_there")
     plugin("leaver", "import sys\nsys.exit(3)")
@@ -143,6 +146,7 @@ def test_what_is_expected_is_numpys() -> None:
     assert np.take_along_axis(product, order, 1).tolist() == checkup.VALUES
 
 
+@pytest.mark.fault("B23")
 def test_doctor_runs_every_device(trueup: Run) -> None:
     done = trueup("doctor", "--json")
     said = json.loads(done.out)
@@ -166,6 +170,7 @@ def test_doctor_shows_what_a_person_needs(trueup: Run, card: Callable[..., None]
     assert "broken" in lines["plugin"] or "no libsad" in done.out
 
 
+@pytest.mark.fault("B23")
 def test_a_device_that_is_wrong_is_exit_code_1(trueup: Run, card: Callable[..., None]) -> None:
     card("return x @ np.asarray(w).T + 1")
     done = trueup("doctor", "--json")
@@ -251,6 +256,7 @@ def test_commands_of_a_plugin_left_out_are_not_there(trueup: Run, plugin: Instal
     assert "  hello" not in trueup("-p", "no:hello", "--help").out
 
 
+@pytest.mark.fault("B81")
 def test_a_plugin_that_ends_the_process_disturbs_no_command(trueup: Run, plugin: Install) -> None:
     plugin("fatal", "import ctypes\nctypes.string_at(0)")
     for command in (("--help",), ("plugins",), ("backends",), ("run", "--backend", "reference", "-n", 1)):

@@ -75,6 +75,7 @@ def test_a_beginning_that_changed_is_read_anew(talk: Conversation) -> None:
     assert talk.output.fed == talk.output.prompt_tokens
 
 
+@pytest.mark.fault("B31")
 def test_reset_forgets_all_but_the_system_message(talk: Conversation) -> None:
     said(talk, "import os")
     talk.reset()
@@ -138,6 +139,7 @@ def test_a_conversation_that_fills_the_context_is_refused_and_kept() -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B29")
 def test_a_saved_conversation_goes_on_elsewhere(talk: Conversation, tmp_path: Path) -> None:
     said(talk, "import os")
     talk.save(tmp_path / "talk.session")

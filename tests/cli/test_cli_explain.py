@@ -63,6 +63,7 @@ def test_text_has_a_line_for_every_node_but_views(trueup: Run) -> None:
     assert f"{views} views are left out" in text and "without reuse" in text
 
 
+@pytest.mark.fault("B03", "B83")
 def test_what_a_backend_refuses_is_shown_with_the_reason(trueup: Run, acme: None) -> None:
     said = json.loads(trueup("explain", "--backend", "acme", "--json").out)
     refused = [n for n in said["nodes"] if n["where"] == "fallback"]

@@ -186,6 +186,7 @@ def test_the_reference_writes_the_same(trueup: Run) -> None:
     assert "reference on NumPy" in done.err
 
 
+@pytest.mark.fault("B83")
 def test_a_backend_that_refuses_runs_only_where_that_is_asked_for_and_is_counted(trueup: Run, acme: None) -> None:
     line = trueup("run", "-p", "def ", "-n", 1, "--backend", "acme").refused()
     assert "backend acme refuses #" in line and "--allow-fallback" in line
@@ -205,12 +206,14 @@ def test_a_device_is_chosen_by_name(trueup: Run, acme: None) -> None:
     )
 
 
+@pytest.mark.fault("B81")
 def test_a_broken_plugins_reason_is_given(trueup: Run, plugin: Callable[[str, str], None]) -> None:
     plugin("sad", "raise OSError('libsad.so is not there')")
     line = trueup("run", "--backend", "sad").refused()
     assert line == "backend sad: plugin sad (acme 1.2) is broken: import failed: OSError: libsad.so is not there"
 
 
+@pytest.mark.fault("B82", "B83")
 def test_a_backend_that_is_not_available_names_itself(trueup: Run, plugin: Callable[[str, str], None]) -> None:
     plugin(
         "gone",
@@ -239,6 +242,7 @@ def test_a_backend_that_is_not_available_names_itself(trueup: Run, plugin: Calla
     assert trueup("run", "--backend", "gone").refused() == "backend gone can't be used here: no driver of version 12"
 
 
+@pytest.mark.fault("B81")
 def test_no_plugin_is_imported_for_what_is_built_in(trueup: Run, plugin: Callable[[str, str], None]) -> None:
     plugin("tattler", "raise SystemExit(9)")
     assert trueup("run", "-p", "def ", "-n", 1).code == 0

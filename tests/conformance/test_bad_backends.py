@@ -84,6 +84,7 @@ def test_a_wrong_fusion_is_caught_alone_and_in_the_graph(judge: Judge) -> None:
     assert any(v.case.startswith("graph/delta?") and "fused" in v.properties["values"].detail for v in failed)
 
 
+@pytest.mark.fault("B06")
 @pytest.mark.parametrize(
     ("backend", "case", "name", "said"),
     [

@@ -45,11 +45,13 @@ def test_a_region_of_one_entry_is_still_a_region(spec: Callable[[str], Spec]) ->
     assert v.outcome == "passed", v.properties
 
 
+@pytest.mark.fault("B76")
 @pytest.mark.parametrize("op", ["take_rows", "top_k", "rms_norm"])
 def test_many_rows(judge: Judge, op: str) -> None:
     assert wrong(v for v in judge("numpy_addressed", "ops", op, least=65_000)) == []
 
 
+@pytest.mark.fault("B37")
 @pytest.mark.parametrize("backend", ["numpy_addressed", "numpy_managed"])
 def test_bodies_pass_in_every_legal_order(judge: Judge, backend: str) -> None:
     assert wrong(judge(backend, "effects")) == []
@@ -77,6 +79,7 @@ def test_poison_and_canaries_do_not_apply_to_managed_memory(judge: Judge) -> Non
     assert (v.properties["written"].status, v.properties["canaries"].status) == ("n/a", "n/a")
 
 
+@pytest.mark.fault("B42")
 def test_what_is_not_claimed_is_measured(judge: Judge) -> None:
     v = next(judge("undeclared", "ops", "linear"))
     assert {n: v.properties[n].status for n in ("repeat", "batch")} == {"repeat": "measured", "batch": "measured"}
@@ -97,6 +100,7 @@ def test_a_backend_of_one_op_passes_and_its_refusals_are_listed(spec: Callable[[
     assert r.failed == ["cases"], "asked for by name, an op that runs nothing is no pass"
 
 
+@pytest.mark.fault("B84")
 def test_nothing_of_nothing_is_no_pass(spec: Callable[[str], Spec]) -> None:
     """A backend whose kernels refuse every call has claimed them."""
     done = run(Options(spec("claims_nothing"), levels=("ops",), ops=("mul",), examples=0))

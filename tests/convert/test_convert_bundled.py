@@ -48,6 +48,7 @@ def test_a_conversion_writes_the_types_of_another_converter(checkpoint, converte
     }
 
 
+@pytest.mark.fault("B74")
 def test_every_tensor_is_its_bf16_original_within_the_format(bundled, read):
     """B74: had one tensor missed its reordering, it would be off by its own size. Bound as in a single block."""
     q8, bf16 = read(bundled), read(DATA / "qwen4exp-tiny" / "qwen4exp-tiny-bf16.gguf")

@@ -98,11 +98,13 @@ def test_hash_constants_that_went_through_a_float(checkpoint, tmp_path):
     refused(checkpoint, tmp_path, f"{name} in model.safetensors is F32, expected one of I64, I32")
 
 
+@pytest.mark.fault("B68")
 def test_weights_of_a_type_that_is_no_float(checkpoint, tmp_path):
     checkpoint.tensors["lm_head.weight"] = checkpoint.tensors["lm_head.weight"].astype(np.int8)
     refused(checkpoint, tmp_path, "lm_head.weight in model.safetensors is I8, expected one of F32, F16, BF16")
 
 
+@pytest.mark.fault("B71")
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_values_that_are_no_numbers(checkpoint, tmp_path, bad):
     checkpoint.tensors["mtp.fc_hidden.weight"][3, 5] = bad  # far into the file: much is written by then
@@ -119,6 +121,7 @@ def test_an_unknown_type(checkpoint, tmp_path):
     refused(checkpoint, tmp_path, "unknown type 'q9'; known are f32, f16, bf16, q8_0", type="q9")
 
 
+@pytest.mark.fault("B73")
 def test_its_own_output_is_refused(checkpoint, tmp_path):
     """B73: a second fold would add one to the norms again."""
     out = tmp_path / "model.gguf"
@@ -132,6 +135,7 @@ def test_its_own_output_is_refused(checkpoint, tmp_path):
     assert not (tmp_path / "again.gguf").exists()
 
 
+@pytest.mark.fault("B73")
 def test_an_mlx_conversion_is_refused(checkpoint, tmp_path):
     """B73: eight of eleven such conversions had their norms folded already."""
     checkpoint.metadata = {"format": "mlx"}

@@ -469,6 +469,7 @@ def test_the_only_result(kit: Any) -> None:
         kit.run(g, AddressedTarget("t", kit.device, t), {"x": np.zeros(3, np.float32)})
 
 
+@pytest.mark.fault("B78")
 @pytest.mark.parametrize("kind", ["addressed", "managed"])
 @pytest.mark.parametrize("shape", [(0, 6), (4, 0), (0, 0)])
 def test_tensors_of_nothing(kit: Any, kind: str, shape: tuple[int, int]) -> None:
@@ -489,6 +490,7 @@ def test_tensors_of_nothing(kit: Any, kind: str, shape: tuple[int, int]) -> None
         assert {n: v.shape for n, v in out.items()} == {n: v.type.shape for n, v in g.outputs.items()}
 
 
+@pytest.mark.fault("B78")
 def test_host_memory_of_nothing_and_of_blocks() -> None:
     m = HostMemory()
     h = m.allocate(TensorType((0, 4)))

@@ -101,6 +101,7 @@ def test_kinds_of_order() -> None:
     assert e[w5] == {w4}, "a write after a write"
 
 
+@pytest.mark.fault("B38")
 def test_two_views_of_one_buffer() -> None:
     """buf[8]: write [0:4], read [2:6], write [4:8]; and what does not overlap has no order."""
     g = Graph(CAPACITY)
@@ -224,6 +225,7 @@ def closure(before: list[set[int]]) -> list[set[int]]:
     return out
 
 
+@pytest.mark.fault("B38")
 @given(effect_graphs())
 def test_order_is_that_of_elements(drawn: tuple[Graph, list[Access], list[set[int]]]) -> None:
     """Reachability over `edges()` is the closure of brute force: data, and every pair that shares an element."""
@@ -406,6 +408,7 @@ def test_a_view_that_strides_forbid_has_no_base() -> None:
     assert flat(transposed(x)).base is None
 
 
+@pytest.mark.fault("B78")
 @pytest.mark.parametrize("shape", [(0, 6), (4, 0), (0, 0)])
 def test_views_of_nothing(shape: tuple[int, ...]) -> None:
     g = Graph()

@@ -85,6 +85,7 @@ def test_entries_of_several_tokens_are_seen_when_complete() -> None:
     assert one_hot(np.zeros((3, 1, 2), F), 9, every=3, window=1) == [[1], [1], [2]]
 
 
+@pytest.mark.fault("B19")
 def test_b19_selected_blocks_and_the_tail() -> None:
     # t = 10: 11 tokens, blocks 0 and 1 whole, tail 8, 9, 10; t = 13: blocks 1 and 2, tail 12, 13
     q = np.zeros((1, 1, 2), F)
@@ -110,12 +111,14 @@ def test_a_block_named_twice_counts_once_and_order_is_nothing() -> None:
         assert np.array_equal(out, results[0][0]) and np.array_equal(lse, results[0][1])
 
 
+@pytest.mark.fault("B19")
 @pytest.mark.parametrize("bad", [2, 3, -2])
 def test_b19_a_block_of_the_future_is_refused(bad: int) -> None:
     with pytest.raises(ValueError, match="where 2 whole blocks are seen"):
         one_hot(np.zeros((1, 1, 2), F), 11, selected=I([[0, bad]]), block=4)
 
 
+@pytest.mark.fault("B07")
 def test_b07_a_query_that_sees_nothing_gives_zeros_and_one_key_its_value() -> None:
     q = F([[[1]], [[1]]])
     k, v = F([[[[-1e6]]]]), F([[[[7]]]])
@@ -125,6 +128,7 @@ def test_b07_a_query_that_sees_nothing_gives_zeros_and_one_key_its_value() -> No
     assert (out[0, 0, 0], lse[0, 0]) == (0, -INF)
 
 
+@pytest.mark.fault("B16")
 def test_b16_pages_and_entries_that_are_not_seen_are_not_read() -> None:
     rng = np.random.default_rng(0)
     k, v = rng.standard_normal((2, 7, 2, 3)).astype(F)
@@ -140,6 +144,7 @@ def test_b16_pages_and_entries_that_are_not_seen_are_not_read() -> None:
     assert np.isfinite(out).all() and np.isfinite(lse).all()
 
 
+@pytest.mark.fault("B32")
 def test_b32_padding_rows_give_zeros_and_reach_nothing() -> None:
     rng = np.random.default_rng(1)
     k, v = rng.standard_normal((2, 4, 2, 3)).astype(F)
@@ -214,6 +219,7 @@ def test_merge_by_hand() -> None:
     np.testing.assert_allclose([out[0, 0, 0], lse[0, 0]], [3.5, math.log(8)], rtol=1e-7)
 
 
+@pytest.mark.fault("B07")
 def test_b07_an_empty_part_is_not_read_and_nothing_merged_is_nothing() -> None:
     empty, full = (F([[[NAN]]]), F([[-INF]])), (F([[[5]]]), F([[-1e6]]))
     for order in ((empty, full), (full, empty)):

@@ -29,12 +29,14 @@ def test_only_a_row_that_ends_an_entry_is_stored() -> None:
     assert cache.tolist() == [[0, 0], [2, 5]]
 
 
+@pytest.mark.fault("B17")
 def test_b17_sequences_from_the_same_positions_do_not_meet() -> None:
     cache = np.zeros((4, 2, 1), F)
     paged_append(F([[1], [2], [9]]), I([0, 2, 3]), I([0, 0]), I([[3, -1], [1, -1]]), cache)
     assert cache[..., 0].tolist() == [[0, 0], [9, 0], [0, 0], [1, 2]]
 
 
+@pytest.mark.fault("B32")
 def test_b32_padding_and_sequences_without_rows_write_nothing() -> None:
     cache = np.zeros((2, 2), F)
     paged_append(F([5, np.nan, np.nan]), I([0, 0, 1]), I([-7, 0]), I([[-1], [1]]), cache)
@@ -43,6 +45,7 @@ def test_b32_padding_and_sequences_without_rows_write_nothing() -> None:
     assert cache.tolist() == [[0, 0], [5, 0]]
 
 
+@pytest.mark.fault("B21")
 @pytest.mark.parametrize("kind", [np.float32, np.float16, np.int32, np.uint8])
 def test_b21_what_is_written_is_read_bit_for_bit_at_its_place(kind: type) -> None:
     rng = np.random.default_rng(0)

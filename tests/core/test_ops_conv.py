@@ -74,6 +74,7 @@ def test_delay_refuses_a_tail_of_another_type() -> None:
         delay(I([1]), I([0, 1]), I([0]), np.zeros((1, 1), F), by=1)
 
 
+@pytest.mark.fault("B18")
 def test_b18_the_first_position_of_a_block_is_its_own_when_positions_repeat() -> None:
     positions = I([[p] for p in (0, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 4)])
     firsts = delay(positions, I([0, 12]), I([0]), np.zeros((1, 3, 1), I), by=3)
@@ -89,6 +90,7 @@ def run(name: str, x: np.ndarray, cu: list[int], slots: list[int], state: np.nda
     return delay(x, I(cu), I(slots), state, by=3)
 
 
+@pytest.mark.fault("B32")
 @pytest.mark.parametrize("name", ["conv", "mean", "delay"])
 def test_b32_padding_rows_are_not_read_and_empty_sequences_not_touched(name: str) -> None:
     rng = np.random.default_rng(0)

@@ -70,6 +70,7 @@ def chunked(*args: object, **attrs: object) -> np.ndarray:
     return gated_delta_rule.decomposition(*args, **attrs)  # type: ignore[no-any-return]
 
 
+@pytest.mark.fault("B35")
 def test_b35_the_recurrence_by_hand() -> None:
     # .5 S = .5 I; S^T k = (.3, .4); d = .5 (1.7, -1.4) = (.85, -.7); S = .5 I + k d^T; o = S^T q / sqrt 2
     state = np.eye(2, dtype=F)[None, None].copy()
@@ -83,6 +84,7 @@ def test_b35_the_recurrence_by_hand() -> None:
     assert np.abs(state[0, 0] - naive).max() > 0.05
 
 
+@pytest.mark.fault("B35")
 def test_b35_holds_for_the_chunked_form() -> None:
     state = np.eye(2, dtype=F)[None, None].copy()
     o = chunked(
@@ -134,6 +136,7 @@ def test_against_the_papers_form_in_float64(seed: int, tokens: int, tiled: bool,
     assert np.abs(got - want).max() <= 0.5 * bound + HALF_ULP * np.abs(want).max()
 
 
+@pytest.mark.fault("B34")
 def test_b34_no_drift_in_256_rows_and_a_state_of_less_is_refused() -> None:
     step = Step(0, 256, dk=16, dv=16)
     step.decay[:], step.beta[:] = math.log(0.999), 0.1
@@ -147,6 +150,7 @@ def test_b34_no_drift_in_256_rows_and_a_state_of_less_is_refused() -> None:
         gated_delta_rule(*step.rows, I([0, 256]), I([0]), step.state.astype(np.float16), scale=0.25, tiled=True)
 
 
+@pytest.mark.fault("B32")
 @pytest.mark.parametrize("rule", [gated_delta_rule, chunked])
 def test_b32_padding_and_neighbours_leave_a_sequence_alone(rule) -> None:  # type: ignore[no-untyped-def]
     step = Step(3, 14)

@@ -49,6 +49,7 @@ def test_each_entry_is_the_exact_sum_but_for_rounding(data: st.DataObject, rows:
             assert abs(Fraction(float(y[r, c])) - exact) <= bound
 
 
+@pytest.mark.fault("B42")
 @given(st.integers(0, 2**32 - 1), st.integers(1, 200), st.sampled_from([1, 2, 3, 7, 64, 257]), st.integers(1, 40))
 @settings(max_examples=40, deadline=None)
 def test_b42_a_row_has_the_same_bits_in_every_batch(seed: int, rows: int, n: int, m: int) -> None:
@@ -66,6 +67,7 @@ def test_b42_a_row_has_the_same_bits_in_every_batch(seed: int, rows: int, n: int
     assert np.array_equal(whole, linear(np.concatenate([noise, x, noise]), w)[3:-3])
 
 
+@pytest.mark.fault("B42")
 def test_b42_large_products_are_read_in_pieces_and_stay_the_same() -> None:
     rng = np.random.default_rng(1)
     x, w = rng.standard_normal((70, 2048)).astype(np.float32), rng.standard_normal((1100, 2048)).astype(np.float32)

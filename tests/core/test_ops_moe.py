@@ -52,6 +52,7 @@ def test_experts_that_are_not_there_are_refused(bad: int) -> None:
         expert_combine(np.zeros((2, 2, 2), F), ids, np.zeros((2, 2), F), w)
 
 
+@pytest.mark.fault("B08")
 def test_b08_a_bad_router_row_gives_distinct_experts_in_range() -> None:
     logits = np.zeros((5, 8), F)
     logits[0] = NAN
@@ -71,6 +72,7 @@ def test_b08_a_bad_router_row_gives_distinct_experts_in_range() -> None:
     assert np.array_equal(y[3:], clean)
 
 
+@pytest.mark.fault("B10")
 def test_b10_weights_are_normalized_where_asked() -> None:
     # e^2 : e : 1 : 1/e over their sum 11.475218: .6439, .2369; over the two chosen: 1 / (1 + 1/e) = .731059
     logits = F([[2, 1, 0, -1]])
@@ -80,6 +82,7 @@ def test_b10_weights_are_normalized_where_asked() -> None:
     assert normalize(F([[0, 0]])).tolist() == [[0, 0]]  # sigmoids of -200
 
 
+@pytest.mark.fault("B09")
 @pytest.mark.parametrize("tokens", [0, 1, 3])
 def test_b09_no_tokens_one_and_all_to_one_expert(tokens: int) -> None:
     rng = np.random.default_rng(0)
@@ -98,6 +101,7 @@ def test_b09_no_tokens_one_and_all_to_one_expert(tokens: int) -> None:
             np.testing.assert_allclose(y[t], want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.fault("B42")
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 4))
 @settings(max_examples=30, deadline=None)
 def test_b42_a_token_has_the_same_bits_in_every_batch(seed: int, tokens: int, k: int) -> None:

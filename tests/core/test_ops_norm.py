@@ -35,6 +35,7 @@ def test_l2_norm_by_hand() -> None:
     assert l2_norm(np.float32([[3, 4]]), eps=11.0).tolist() == [[0.5, float(np.float32(4 / 6))]]
 
 
+@pytest.mark.fault("B35")
 def test_b35_the_gate_opens_after_the_norm_and_the_weight_is_no_one_plus_w() -> None:
     # rms of (3, 4) = 3.535534; w = (2, .5); gate (0, ln 3): sigmoid (.5, .75), silu (0, .75 ln 3)
     x, gate, w = np.float32([[3, 4]]), np.float32([[0, math.log(3)]]), np.float32([2, 0.5])
@@ -87,6 +88,7 @@ def test_nothing_to_norm(shape: tuple[int, int]) -> None:
     assert rms_norm(x, eps=1e-6).shape == shape and l2_norm(x, eps=1e-6).shape == shape
 
 
+@pytest.mark.fault("B42")
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 70))
 @settings(max_examples=40, deadline=None)
 def test_against_correctly_rounded_sums_and_b42_bits(seed: int, rows: int, n: int) -> None:

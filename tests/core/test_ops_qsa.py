@@ -24,6 +24,7 @@ def score(q: np.ndarray, keys: np.ndarray, past: int, **how: object) -> np.ndarr
     return index_scores(q, keys[None], I([0, len(q)]), I([past]), I([[0]]), **{"every": 1, "scale": 1.0, **how})
 
 
+@pytest.mark.fault("B19")
 def test_b19_relu_before_the_sum_over_heads() -> None:
     # two heads: key A dots (3, -4), key B dots (1, .5). With relu A = 3 > B = 1.5; without, B would win
     q, keys = F([[[1, 0], [0, 1]]]), F([[3, -4], [1, 0.5]])
@@ -37,6 +38,7 @@ def test_weights_of_heads_may_be_negative() -> None:
     assert score(q, keys, 1, weights=F([[2, -1]])).tolist() == [[2, 2]]
 
 
+@pytest.mark.fault("B19")
 @pytest.mark.parametrize(("past", "seen"), [(0, 0), (2, 0), (3, 1), (6, 1), (7, 2), (10, 2), (13, 3), (15, 4)])
 def test_b19_a_block_is_a_candidate_when_all_its_tokens_are_visible(past: int, seen: int) -> None:
     s = score(np.ones((1, 1, 1), F), np.ones((4, 1), F), past, every=4)
@@ -60,22 +62,26 @@ def seen_after(q: np.ndarray, block_keys: np.ndarray, past: int, every: int = 4,
     return [np.flatnonzero(row[0]).tolist() for row in out]
 
 
+@pytest.mark.fault("B19")
 def test_b19_within_the_budget_selection_is_dense() -> None:
     q = np.ones((1, 1, 1), F)
     assert seen_after(q, F([[1], [5], [0], [0]]), 10) == [list(range(11))]
 
 
+@pytest.mark.fault("B19")
 def test_b19_the_best_blocks_and_the_tail() -> None:
     q = np.ones((1, 1, 1), F)
     assert seen_after(q, F([[1], [5], [5], [9]]), 13) == [[*range(4, 12), 12, 13]]
 
 
+@pytest.mark.fault("B19")
 def test_b19_ties_go_to_the_lowest_blocks() -> None:
     q = np.ones((1, 1, 1), F)
     assert seen_after(q, F([[2], [2], [2], [2]]), 13) == [[*range(8), 12, 13]]
     assert seen_after(q, F([[-1], [-2], [0], [-3]]), 13) == [[*range(8), 12, 13]]  # relu makes them all 0
 
 
+@pytest.mark.fault("B19")
 def test_b19_at_most_budget_and_tail_and_never_the_future() -> None:
     rng = np.random.default_rng(0)
     q, keys = rng.standard_normal((32, 2, 3)).astype(F), rng.standard_normal((8, 3)).astype(F)
@@ -94,6 +100,7 @@ def test_equal_keys_score_exactly_alike_wherever_they_lie() -> None:
         assert np.array_equal(s[:, 0], s[:, j])
 
 
+@pytest.mark.fault("B12")
 def test_b12_every_sequence_has_its_own_past() -> None:
     rng = np.random.default_rng(2)
     q = rng.standard_normal((4, 2, 3)).astype(F)
@@ -110,6 +117,7 @@ def test_b12_every_sequence_has_its_own_past() -> None:
     assert (both > -INF).sum(axis=1).tolist() == [2, 2, 5, 6]
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_b13_each_request_finds_its_own_needle_in_any_order(tokens: int) -> None:
     # request r's query is the unit vector r, and only its own block 0 points that way
@@ -132,6 +140,7 @@ def test_b13_each_request_finds_its_own_needle_in_any_order(tokens: int) -> None
     assert np.array_equal(ask([2, 0, 1]), plain[[2, 0, 1]])
 
 
+@pytest.mark.fault("B16")
 def test_b16_keys_that_this_sequence_did_not_write_are_not_read() -> None:
     cache = np.full((3, 2, 1), NAN, F)
     cache[1, 0] = 5
@@ -139,6 +148,7 @@ def test_b16_keys_that_this_sequence_did_not_write_are_not_read() -> None:
     assert s.tolist() == [[5, -INF, -INF, -INF]] * 2
 
 
+@pytest.mark.fault("B17", "B18")
 def test_b17_b18_blocks_are_cut_by_rank_in_the_sequence_whatever_else_is_in_the_step() -> None:
     rng = np.random.default_rng(4)
     raw = [rng.standard_normal((n, 2)).astype(F) for n in (14, 9)]
@@ -157,6 +167,7 @@ def test_b17_b18_blocks_are_cut_by_rank_in_the_sequence_whatever_else_is_in_the_
     assert np.isnan(cache[table[0, 1], 1]).all() and np.isnan(cache[table[1, 1]]).all()
 
 
+@pytest.mark.fault("B32")
 def test_b32_padding_rows_are_no_candidates_and_empty_sequences_are_not_read() -> None:
     q = np.ones((4, 1, 1), F)
     q[2:] = NAN

@@ -34,6 +34,7 @@ def same(values: np.ndarray, indices: np.ndarray, want: list[tuple[float, int]])
     )
 
 
+@pytest.mark.fault("B01")
 def test_b01_top_1_of_three_rows() -> None:
     logits = F([[0, 1, 9, 8, 2], [7, 0, 1, 2, 3], [0, 1, 2, 3, 4]])
     values, indices = top_k(logits, k=1)
@@ -42,6 +43,7 @@ def test_b01_top_1_of_three_rows() -> None:
     assert top_k(logits[:1], k=3)[1].tolist() == [[2, 3, 4]]  # what a call with rows and k swapped would give
 
 
+@pytest.mark.fault("B01")
 def test_b01_rows_and_k_cannot_be_swapped() -> None:
     logits = np.zeros((3, 5), F)
     with pytest.raises(ArgumentError, match="k by keyword only"):
@@ -50,6 +52,7 @@ def test_b01_rows_and_k_cannot_be_swapped() -> None:
         top_k(logits, rows=3, k=1)
 
 
+@pytest.mark.fault("B02")
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("k", [1, 2, 40, 70])
 def test_b02_equal_values_go_to_the_lower_index(rows: int, k: int) -> None:
@@ -57,6 +60,7 @@ def test_b02_equal_values_go_to_the_lower_index(rows: int, k: int) -> None:
     assert indices.tolist() == [list(range(k))] * rows and (values == 1).all()
 
 
+@pytest.mark.fault("B02")
 def test_b02_ties_at_the_border() -> None:
     assert top_k(F([[5, 5, 5, 1]]), k=2)[1].tolist() == [[0, 1]]
     row = np.zeros(70, F)
@@ -66,6 +70,7 @@ def test_b02_ties_at_the_border() -> None:
     assert top_k(F([[-0.0, 0.0, -1]]), k=2)[1].tolist() == [[0, 1]]
 
 
+@pytest.mark.fault("B03")
 @pytest.mark.parametrize("k", [1023, 1024, 1025, 2048, 2051, 3000])
 def test_b03_k_above_any_workgroup(k: int) -> None:
     x = np.random.default_rng(k).permutation(6000).reshape(2, 3000).astype(F)
@@ -75,6 +80,7 @@ def test_b03_k_above_any_workgroup(k: int) -> None:
         assert np.array_equal(x[r][indices[r]], values[r])
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.parametrize(
     ("row", "first"),
     [
@@ -89,6 +95,7 @@ def test_b05_argmax_gives_the_first_nan(row: list[float], first: int) -> None:
     assert argmax(F([row])).tolist() == [first]
 
 
+@pytest.mark.fault("B05")
 def test_b05_nan_of_either_sign_is_taken_when_no_number_is_left() -> None:
     values, indices = top_k(F([[3, NAN, 1, 5, -INF, MINUS_NAN]]), k=6)
     assert indices.tolist() == [[3, 0, 2, 1, 5, -1]]
@@ -96,6 +103,7 @@ def test_b05_nan_of_either_sign_is_taken_when_no_number_is_left() -> None:
     assert top_k(np.full((1, 61), NAN, F), k=16)[1].tolist() == [list(range(16))]
 
 
+@pytest.mark.fault("B06")
 @pytest.mark.parametrize("n", [1, 2, 3, 31, 32, 33, 63, 64, 127, 1023, 1025, 2700, 4097])
 def test_b06_infinities_in_odd_sizes(n: int) -> None:
     rng = np.random.default_rng(n)

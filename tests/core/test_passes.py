@@ -347,6 +347,7 @@ def test_the_prologue_is_not_asked(kit: Any) -> None:
 # -- place -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B03", "B83")
 def test_what_is_refused_is_refused_by_name_or_falls_back_counted(kit: Any) -> None:
     ops, g = kit.ops, Graph(kit.capacity)
     x = g.input("x", 4, 6)
@@ -420,6 +421,7 @@ def two_writes(kit: Any) -> Graph:
     return g
 
 
+@pytest.mark.fault("B37")
 def test_a_rewrite_that_drops_a_write_is_caught(kit: Any) -> None:
     g = two_writes(kit)
 
@@ -446,6 +448,7 @@ def test_a_rewrite_that_writes_less_is_caught(kit: Any) -> None:
         rewrite(g, less)
 
 
+@pytest.mark.fault("B38")
 @pytest.mark.parametrize(("held", "until", "message"), [
     (0, 2, "a rewrite put #2 put before #0 put: #0 put writes state s, #2 put writes s"),
     (2, 3, "a rewrite put #3 look before #2 put: #2 put writes state s, #3 look reads s"),

@@ -172,6 +172,7 @@ BROKEN: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.fault("B81")
 def test_broken_plugins_are_listed_with_the_reason_and_the_rest_works(site: Site) -> None:
     """All of them at once, among good ones."""
     site.add("aaa", GOOD.format(name="first"), version="7.0")
@@ -192,6 +193,7 @@ def test_broken_plugins_are_listed_with_the_reason_and_the_rest_works(site: Site
     assert host.backend("cpu").__module__ == "trueup.backends.cpu"
 
 
+@pytest.mark.fault("B81")
 def test_nothing_of_a_half_broken_plugin_stays(site: Site) -> None:
     """Two good backends, an architecture, two ops, and one name that is taken."""
     code = (
@@ -310,6 +312,7 @@ def test_objects_are_plugins_too(site: Site) -> None:
 # -- which plugins are loaded ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B81")
 def test_names_of_the_tree_are_found_without_the_others(site: Site) -> None:
     module = site.add("slow", GOOD.format(name="slow"))
     host = site.host()
@@ -413,6 +416,7 @@ FATAL: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.fault("B81")
 def test_an_import_that_ends_the_process_is_a_reason(site: Site) -> None:
     """All of them at once, tried in processes of their own; what works is there."""
     for name, (code, _) in FATAL.items():
@@ -432,6 +436,7 @@ def test_an_import_that_ends_the_process_is_a_reason(site: Site) -> None:
         host.backend("segfault")
 
 
+@pytest.mark.fault("B81")
 def test_an_import_that_hangs_is_given_up(site: Site) -> None:
     """Though what it has started holds on to its output; and only where it is asked for."""
     child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(20)'])"
@@ -543,6 +548,7 @@ def open_input() -> Iterator[None]:
             os.close(fd)
 
 
+@pytest.mark.fault("B81", "B82")
 def test_drivers_are_asked_in_a_process_of_their_own(site: Site) -> None:
     """Whatever they do there is a reason, all at once; the child finds the plugin as this process does."""
     names = PROBED.keys() - HERE - {"hang"}
@@ -555,6 +561,7 @@ def test_drivers_are_asked_in_a_process_of_their_own(site: Site) -> None:
     assert info["reference"].available and "cpu" in info
 
 
+@pytest.mark.fault("B82")
 def test_a_driver_that_hangs_is_given_up(site: Site) -> None:
     drivers(site, {"hang"}, driver=True)
     host = site.host()
@@ -598,6 +605,7 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.fault("B82")
 def test_neither_import_nor_listing_touches_a_driver() -> None:
     assert run(WATCH + "assert plugins.list_backends(); print(touched)") == "[]"
 

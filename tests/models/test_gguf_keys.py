@@ -53,6 +53,7 @@ def test_optional_takes_the_default_only_where_the_key_is_missing(keys):
         keys.optional("t.blocks", str, "")
 
 
+@pytest.mark.fault("B65")
 @pytest.mark.parametrize("name", [k for k, _, _ in KEYS])
 def test_b65_a_missing_key_has_no_default(make, name):
     keys = Keys(make([k for k in KEYS if k[0] != name]))
@@ -62,6 +63,7 @@ def test_b65_a_missing_key_has_no_default(make, name):
         assert e.value.key == name
 
 
+@pytest.mark.fault("B65")
 @pytest.mark.parametrize(("length", "ok"), [(2, False), (3, True), (4, False), (None, True), (0, False)])
 def test_b65_arrays_have_exactly_the_length_asked_for(keys, length, ok):
     if ok:
@@ -77,6 +79,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.fault("B65")
 @pytest.mark.parametrize(("name", "kind"), WRONG)
 def test_b65_types_are_not_bent(keys, name, kind):
     with pytest.raises(
@@ -85,6 +88,7 @@ def test_b65_types_are_not_bent(keys, name, kind):
         keys.required(name, kind)
 
 
+@pytest.mark.fault("B65")
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("t.blocks", int), ("t.name", str), ("t.ints", float), ("t.floats", int), ("t.flags", int), ("t.ints", bool),
@@ -123,6 +127,7 @@ def test_keys_that_were_read_are_known(keys):
     assert set(keys.unread()) == {k for k, _, _ in KEYS} - keys.read
 
 
+@pytest.mark.fault("B64")
 @pytest.mark.parametrize(("kind", "value"), [("u32", 100), ("i32", -1), ("u32", 2**32 - 1), ("u64", 2**63)])
 def test_b64_token_ids_lie_in_the_vocabulary(make, kind, value):
     keys = Keys(make([("tokenizer.ggml.eos_token_id", kind, value)]))
@@ -130,12 +135,14 @@ def test_b64_token_ids_lie_in_the_vocabulary(make, kind, value):
         keys.token_id("tokenizer.ggml.eos_token_id", 100)
 
 
+@pytest.mark.fault("B64")
 @pytest.mark.parametrize("vocab", [None, 100])
 def test_b64_token_ids_with_and_without_a_vocabulary(make, vocab):
     keys = Keys(make([("mask", "u32", 7), ("first", "u32", 0), ("last", "u32", 99)]))
     assert [keys.token_id(k, vocab) for k in ("mask", "first", "last", "absent")] == [7, 0, 99, None]
 
 
+@pytest.mark.fault("B64")
 def test_b64_without_a_vocabulary_only_ids_are_ids(make):
     keys = Keys(make([("a", "u32", 200), ("b", "i32", -1), ("c", "u32", 2**32 - 1), ("d", "str", "7")]))
     assert keys.token_id("a") == 200
@@ -177,6 +184,7 @@ def test_tensors_that_do_not_fit(tensors):
     assert not tensors.taken
 
 
+@pytest.mark.fault("B69")
 def test_b69_a_tensor_that_no_one_took_is_an_error(tensors):
     """A second scale that the loader doesn't know, say."""
     tensors.take("a.weight")
@@ -193,6 +201,7 @@ def test_b69_a_tensor_that_no_one_took_is_an_error(tensors):
     tensors.finish()
 
 
+@pytest.mark.fault("B69")
 def test_b69_many_unused_tensors_are_counted(tensors):
     with pytest.raises(GGUFError, match=r"uses 32 of .*: a\.weight, b\.weight, .* and 12 more$"):
         tensors.finish()

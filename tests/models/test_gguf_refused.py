@@ -43,6 +43,7 @@ def string(text: bytes, length: int | None = None) -> bytes:
 # --- B59: counts and lengths
 
 
+@pytest.mark.fault("B59")
 @pytest.mark.parametrize("n", [*HUGE, 3])
 @pytest.mark.parametrize("which", ["key", "tensor"])
 def test_b59_count_beyond_the_file(tmp_path, which, n):
@@ -51,17 +52,20 @@ def test_b59_count_beyond_the_file(tmp_path, which, n):
     assert e.offset == (8 if which == "tensor" else 16)
 
 
+@pytest.mark.fault("B59")
 @pytest.mark.parametrize("n", [*HUGE, 40])
 def test_b59_length_of_a_key(tmp_path, n):
     refused(tmp_path, header(0, 1, string(b"key", n) + bytes(30)), rf"at byte 32: key name runs .* expected {n} bytes$")
 
 
+@pytest.mark.fault("B59")
 @pytest.mark.parametrize("n", [*HUGE, 8])
 def test_b59_length_of_a_string(tmp_path, n):
     data = header(0, 1, string(b"k") + struct.pack("<I", 8) + string(b"value", n))
     refused(tmp_path, data, rf"key 'k' at byte 45: string runs past the end; found 5 bytes left, expected {n} bytes$")
 
 
+@pytest.mark.fault("B59")
 @pytest.mark.parametrize("n", [*HUGE, 11])
 @pytest.mark.parametrize(("code", "least"), [(0, 1), (7, 1), (3, 2), (6, 4), (10, 8), (8, 8), (9, 12)])
 def test_b59_length_of_an_array(tmp_path, code, least, n):
@@ -70,6 +74,7 @@ def test_b59_length_of_an_array(tmp_path, code, least, n):
     refused(tmp_path, data, rf"key 'k' at byte 41: array of \w+ runs .*found {n}, expected at most {10 // least}$")
 
 
+@pytest.mark.fault("B59")
 @pytest.mark.parametrize("n", [*HUGE, 9])
 def test_b59_length_inside_an_array_of_strings(tmp_path, n):
     body = struct.pack("<IIQ", 9, 8, 2) + string(b"ab") + string(b"cd", n)
@@ -77,27 +82,32 @@ def test_b59_length_inside_an_array_of_strings(tmp_path, n):
     refused(tmp_path, data, rf"key 'k' at byte 59: string 1 of 2 runs .*found 2 bytes left, expected {n} bytes$")
 
 
+@pytest.mark.fault("B59")
 def test_b59_array_of_strings_that_ends_early(tmp_path):
     data = header(0, 1, string(b"k") + struct.pack("<IIQ", 9, 8, 2) + string(b"abcdefgh") + b"\0\0\0")
     refused(tmp_path, data, r"length of string 1 of 2 runs past the end; found 3 bytes left")
 
 
+@pytest.mark.fault("B59")
 def test_b59_nesting_is_bounded(tmp_path):
     nest = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 500
     refused(tmp_path, header(0, 1, string(b"k") + nest), r"key 'k' at byte 73: arrays nest too deep; expected .* 4$")
 
 
+@pytest.mark.fault("B59")
 @pytest.mark.parametrize("n", HUGE)
 def test_b59_length_of_a_nested_array(tmp_path, n):
     data = header(0, 1, string(b"k") + struct.pack("<IIQIQ", 9, 9, 1, 4, n))
     refused(tmp_path, data, rf"key 'k' at byte 53: array of uint32 .* found {n}, expected at most 0$")
 
 
+@pytest.mark.fault("B59")
 @pytest.mark.parametrize("n", [*HUGE, 40])
 def test_b59_length_of_a_tensor_name(tmp_path, n):
     refused(tmp_path, header(1, 0, string(b"w", n) + bytes(24)), rf"at byte 32: tensor name runs .*expected {n} bytes$")
 
 
+@pytest.mark.fault("B59")
 @pytest.mark.parametrize("kind", ["key", "tensor"])
 def test_b59_empty_name(tmp_path, kind):
     data = header(*((0, 1) if kind == "key" else (1, 0)), string(b"") + bytes(40))
@@ -120,6 +130,7 @@ def test_every_truncation_is_refused(gguf_bytes, tmp_path):
 # --- B57: dimensions
 
 
+@pytest.mark.fault("B57")
 @pytest.mark.parametrize(
     ("ne", "code"),
     [
@@ -134,6 +145,7 @@ def test_b57_product_of_dimensions_wraps_nowhere(gguf_bytes, tmp_path, ne, code)
     assert e.tensor == "blk.0.w"
 
 
+@pytest.mark.fault("B57")
 @pytest.mark.parametrize("code", [0, 2])
 @pytest.mark.parametrize("ne", [[0], [32, 0], [0, 2**63], [32, 2**63, 0]])
 def test_b57_a_zero_hides_no_other_dimension(gguf_bytes, tmp_path, ne, code):
@@ -199,17 +211,20 @@ def test_alignment_past_the_end(gguf_bytes, tmp_path):
 # --- B62: byte order, version, duplicates
 
 
+@pytest.mark.fault("B62")
 def test_b62_big_endian_file_is_refused_by_name(gguf_bytes, tmp_path):
     data = gguf_bytes.build([("k", "u32", 1)], [("w", [4], gguf_bytes.F32, bytes(16))], order=">").data
     refused(tmp_path, data, "at byte 4: file is big-endian.*gguf-convert-endian.*found version 3 in swapped byte order")
 
 
+@pytest.mark.fault("B62")
 @pytest.mark.parametrize("version", [1, 2, 4])
 def test_b62_wrong_version_in_swapped_order_says_so(tmp_path, version):
     data = b"GGUF" + struct.pack(">IQQ", version, 0, 0)
     refused(tmp_path, data, rf"big-endian.*found version {version} in swapped byte order, expected 2 or 3$")
 
 
+@pytest.mark.fault("B62")
 @pytest.mark.parametrize("version", [0, 1, 4, 65535, 2**32 - 1])
 def test_b62_other_versions(tmp_path, version):
     refused(
@@ -219,6 +234,7 @@ def test_b62_other_versions(tmp_path, version):
     )
 
 
+@pytest.mark.fault("B62")
 @pytest.mark.parametrize("magic", [b"GGML", b"gguf", b"\0\0\0\0", b"PK\3\4", b"FUGG"])
 def test_b62_magic(tmp_path, magic):
     data = magic + bytes(60)
@@ -227,11 +243,13 @@ def test_b62_magic(tmp_path, magic):
     )
 
 
+@pytest.mark.fault("B62")
 def test_b62_key_that_stands_twice(gguf_bytes, tmp_path):
     data = gguf_bytes.build([("a.b", "u32", 1), ("c", "u8", 1), ("a.b", "u32", 2)]).data
     refused(tmp_path, data, "key 'a.b' at byte 57: key stands twice; found it first at byte 24$")
 
 
+@pytest.mark.fault("B62")
 def test_b62_tensor_that_stands_twice(gguf_bytes, tmp_path):
     tensors = [(n, [8], gguf_bytes.F32, bytes(32)) for n in ("w", "v", "w")]
     data = gguf_bytes.build(tensors=tensors).data

@@ -45,6 +45,7 @@ def shards(gguf_bytes, tmp_path):
     return write
 
 
+@pytest.mark.fault("B63")
 @pytest.mark.parametrize("given", [name(1), name(2), name(3), "."])
 def test_b63_any_shard_and_the_folder_load_the_set(shards, given):
     folder = shards()
@@ -57,11 +58,13 @@ def test_b63_any_shard_and_the_folder_load_the_set(shards, given):
     }  # fmt: skip
 
 
+@pytest.mark.fault("B63")
 def test_b63_by_a_relative_path(shards, monkeypatch):
     monkeypatch.chdir(shards())
     assert len(open_gguf(name(2)).tensors) == len(open_gguf(".").tensors) == 4
 
 
+@pytest.mark.fault("B63")
 def test_b63_links_are_followed_by_their_own_names(shards, tmp_path):
     """As in a download cache, where names are links to files named by their hash."""
     shards()
@@ -71,6 +74,7 @@ def test_b63_links_are_followed_by_their_own_names(shards, tmp_path):
     assert len(open_gguf(tmp_path / name(3)).tensors) == 4
 
 
+@pytest.mark.fault("B63")
 def test_b63_sets_that_gguf_writes(tmp_path):
     """The other author's splits: metadata alone in the first shard."""
     w = GGUFWriter(None, "test", split_max_tensors=2, small_first_shard=True)
@@ -93,6 +97,7 @@ def wrong(path: Path, at: Path, match: str) -> None:
     assert re.search(match, str(e.value)), e.value
 
 
+@pytest.mark.fault("B63")
 @pytest.mark.parametrize("gone", [1, 2, 3])
 def test_b63_missing_shard(shards, gone):
     folder = shards()
@@ -102,6 +107,7 @@ def test_b63_missing_shard(shards, gone):
     wrong(folder, folder / name(gone), f"shard {gone} of 3 is missing$")
 
 
+@pytest.mark.fault("B63")
 @pytest.mark.parametrize("given", [1, 2, 3])
 def test_b63_shards_that_changed_places(shards, given):
     folder = shards()
@@ -111,18 +117,21 @@ def test_b63_shards_that_changed_places(shards, given):
     wrong(folder / name(given), folder / name(2), "key 'split.no'.*not shard 2 of 3; found 2, expected 1$")
 
 
+@pytest.mark.fault("B63")
 def test_b63_one_shard_twice(shards):
     folder = shards()
     (folder / name(3)).write_bytes((folder / name(2)).read_bytes())
     wrong(folder, folder / name(3), "key 'split.no'.*not shard 3 of 3; found 1, expected 2$")
 
 
+@pytest.mark.fault("B63")
 @pytest.mark.parametrize("given", [1, 3])
 def test_b63_split_no_counted_from_one(shards, given):
     folder = shards({i: {"split.no": ("u16", i + 1)} for i in range(3)})
     wrong(folder / name(given), folder / name(1), "key 'split.no'.*not shard 1 of 3; found 1, expected 0$")
 
 
+@pytest.mark.fault("B63")
 @pytest.mark.parametrize("key", ["split.count", "split.no", "split.tensors.count"])
 @pytest.mark.parametrize("no", [1, 2])
 def test_b63_shard_without_a_key(shards, key, no):
@@ -130,6 +139,7 @@ def test_b63_shard_without_a_key(shards, key, no):
     wrong(folder / name(1), folder / name(no + 1), f"key '{key}': key is missing")
 
 
+@pytest.mark.fault("B63")
 def test_b63_first_shard_without_a_key(shards):
     folder = shards({0: {"split.count": None}})
     wrong(folder, folder / name(1), "name is that of a shard, the file's split.count is not; found 0$")
@@ -138,6 +148,7 @@ def test_b63_first_shard_without_a_key(shards):
         wrong(folder, folder / name(1), f"key '{key}': key is missing; expected it in every shard$")
 
 
+@pytest.mark.fault("B63")
 def test_b63_counts_that_disagree(shards):
     folder = shards({1: {"split.count": ("u16", 4)}})
     wrong(folder / name(1), folder / name(2), "key 'split.count'.*found 4, expected 3$")
@@ -146,12 +157,14 @@ def test_b63_counts_that_disagree(shards):
     wrong(folder, folder / name(3), "key 'split.tensors.count'.*found 5, expected 4$")
 
 
+@pytest.mark.fault("B63")
 @pytest.mark.parametrize("total", [3, 5, 1])
 def test_b63_total_of_tensors(shards, total):
     folder = shards({i: {"split.tensors.count": ("i32", total)} for i in range(3)})
     wrong(folder, folder / name(1), rf"key 'split.tensors.count'.*found 4 in 3 files, expected {total}$")
 
 
+@pytest.mark.fault("B63")
 @pytest.mark.parametrize(("kind", "value"), [("i32", -1), ("str", "3"), ("f32", 3.0), ("bool", True), ("[u16]", [3])])
 @pytest.mark.parametrize("key", ["split.count", "split.no", "split.tensors.count"])
 def test_b63_keys_that_are_no_counts(shards, key, kind, value):
@@ -159,11 +172,13 @@ def test_b63_keys_that_are_no_counts(shards, key, kind, value):
     wrong(folder / name(1), folder / name(1), rf"key '{key}' at byte \d+: .*expected a count$")
 
 
+@pytest.mark.fault("B63")
 def test_b63_tensor_in_two_shards(shards):
     folder = shards(names={2: ["blk.0.w"]})
     wrong(folder, folder / name(3), rf"tensor 'blk.0.w' at byte \d+: .* stands in {folder / name(2)} already$")
 
 
+@pytest.mark.fault("B63")
 @pytest.mark.parametrize(("key", "value"), [("general.architecture", ("str", "other")), ("new.key", ("u32", 1))])
 def test_b63_metadata_is_the_firsts(shards, key, value):
     folder = shards({2: {key: value}})
@@ -172,29 +187,34 @@ def test_b63_metadata_is_the_firsts(shards, key, value):
     )
 
 
+@pytest.mark.fault("B63")
 def test_b63_each_shard_has_its_own_alignment(shards):
     """As no other shard has the first one's keys."""
     folder = shards({1: {"general.alignment": ("u32", 8)}})
     assert [w[0] for w in open_gguf(folder).tensors.values()] == [0, 10, 11, 20]
 
 
+@pytest.mark.fault("B63")
 def test_b63_metadata_may_be_repeated(shards):
     folder = shards({1: {"general.architecture": ("str", "test"), "tokens": ("[str]", ["a", "b"])}})
     assert len(open_gguf(folder).tensors) == 4
 
 
+@pytest.mark.fault("B63")
 def test_b63_a_broken_shard_is_named(shards):
     folder = shards()
     (folder / name(2)).write_bytes((folder / name(2)).read_bytes()[:100])
     wrong(folder / name(3), folder / name(2), "past the end")
 
 
+@pytest.mark.fault("B63")
 def test_b63_shard_under_another_name(shards):
     folder = shards()
     (folder / name(2)).rename(folder / "other.gguf")
     wrong(folder / "other.gguf", folder / "other.gguf", r"shard of 3, and its name .* expected \*-of-00003.gguf$")
 
 
+@pytest.mark.fault("B63")
 @pytest.mark.parametrize("no", [0, 4])
 def test_b63_number_beyond_the_count(shards, no):
     folder = shards()
@@ -202,12 +222,14 @@ def test_b63_number_beyond_the_count(shards, no):
     wrong(folder / name(no), folder / name(no), rf"number in the name is out of range; found {no}, expected 1 to 3$")
 
 
+@pytest.mark.fault("B63")
 def test_b63_many_shards_cost_no_more_than_the_first_that_is_missing(gguf_bytes, tmp_path):
     path = tmp_path / name(1, 4_000_000_000)
     path.write_bytes(gguf_bytes.build([("split.no", "u32", 0), ("split.count", "u32", 4_000_000_000)]).data)
     wrong(path, tmp_path / name(2, 4_000_000_000), "shard 2 of 4000000000 is missing$")
 
 
+@pytest.mark.fault("B63")
 @pytest.mark.parametrize("count", [None, 0, 1])
 def test_b63_one_of_one_is_a_file(gguf_bytes, tmp_path, count):
     """Also as merging leaves it: split.count 0 and the other keys as they were."""
@@ -221,6 +243,7 @@ def test_b63_one_of_one_is_a_file(gguf_bytes, tmp_path, count):
         assert list(open_gguf(tmp_path / file).tensors) == ["w"]
 
 
+@pytest.mark.fault("B63")
 def test_b63_whole_file_under_a_shards_name(gguf_bytes, tmp_path):
     (tmp_path / name(2)).write_bytes(gguf_bytes.build().data)
     wrong(tmp_path / name(2), tmp_path / name(2), "name is that of a shard, the file's split.count is not; found 0$")

@@ -98,6 +98,7 @@ def block_key(raw: Array, gamma: Array, position: Array) -> Array:
     return out
 
 
+@pytest.mark.fault("B18")
 def test_blocks_by_rank_keys_at_the_first_members_position(engine: Engine, positions: Array) -> None:
     arch = engine.model.architecture
     assert isinstance(arch, Qwen4Exp)

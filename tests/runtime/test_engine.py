@@ -105,6 +105,7 @@ def test_ragged_steps_equal_each_sequence_alone(make: Make, alone: Alone, ids: l
         alone.check(s, np.concatenate(logits))
 
 
+@pytest.mark.fault("B12")
 @pytest.mark.parametrize("pasts, rows", [((9, 22), 1), ((9, 22), 2), ((35, 36), 2), ((8, 7), 1)])
 def test_each_sequence_has_its_own_past(
     make: Make, alone: Alone, ids: list[int], pasts: tuple[int, int], rows: int
@@ -118,6 +119,7 @@ def test_each_sequence_has_its_own_past(
         alone.check(s, logits)
 
 
+@pytest.mark.fault("B13", "B17")
 def test_interleaved_pages_do_not_mix(make: Make, alone: Alone, ids: list[int]) -> None:
     """Two sequences from position 0 that take pages in turn."""
     e = make(page=4)
@@ -130,6 +132,7 @@ def test_interleaved_pages_do_not_mix(make: Make, alone: Alone, ids: list[int]) 
     alone.check(a, a.feed(ids[5:6], logits="all"))
 
 
+@pytest.mark.fault("B42")
 @pytest.mark.parametrize("size", [1, 2, 5, 16])
 def test_any_split_gives_the_same_bits(make: Make, alone: Alone, ids: list[int], size: int) -> None:
     e = make()
@@ -138,6 +141,7 @@ def test_any_split_gives_the_same_bits(make: Make, alone: Alone, ids: list[int],
     alone.check(s, np.concatenate(logits))
 
 
+@pytest.mark.fault("B32")
 def test_places_without_a_sequence(make: Make, alone: Alone, ids: list[int]) -> None:
     """Nine sequences take a plan for ten, and its padded rows are no one's."""
     e = make(sequences=9)
@@ -149,6 +153,7 @@ def test_places_without_a_sequence(make: Make, alone: Alone, ids: list[int]) -> 
     assert {(s.tokens, s.seqs) for s in e.plans()} == {(10, 10), (20, 10)}
 
 
+@pytest.mark.fault("B42")
 def test_other_rows_do_not_matter(make: Make, alone: Alone, ids: list[int]) -> None:
     """A sequence among noise, in every place of the step."""
     e = make(sequences=5)
@@ -162,6 +167,7 @@ def test_other_rows_do_not_matter(make: Make, alone: Alone, ids: list[int]) -> N
             x.close()
 
 
+@pytest.mark.fault("B24")
 def test_forks_go_on_as_one(make: Make, alone: Alone, ids: list[int]) -> None:
     """Three forks and their origin, five greedy tokens each: in one step, and one after the other."""
     e = make(sequences=5)
@@ -183,6 +189,7 @@ def test_forks_go_on_as_one(make: Make, alone: Alone, ids: list[int]) -> None:
         alone.check(x)
 
 
+@pytest.mark.fault("B25")
 @settings(max_examples=max(1, settings().max_examples // 12))
 @given(data=st.data())
 def test_any_story_of_sequences(make_story: Any, ids: list[int], data: st.DataObject) -> None:
@@ -300,6 +307,7 @@ def test_rollback_of_some_of_several(make: Make, alone: Alone, ids: list[int], r
             alone.check(s)
 
 
+@pytest.mark.fault("B24")
 def test_every_state_of_a_sequence_matters(make: Make, ids: list[int]) -> None:
     """A restore that left out any one of them would be seen in what comes next."""
     e = make()
@@ -330,6 +338,7 @@ def test_every_state_of_a_sequence_matters(make: Make, ids: list[int]) -> None:
 # -- a slot's next owner -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B16", "B31")
 @pytest.mark.parametrize("how", ["close", "reset", "restore"])
 def test_nothing_is_left_of_the_last_sequence(make: Make, alone: Alone, ids: list[int], how: str) -> None:
     e = make(sequences=1, checkpoints=1)
@@ -519,6 +528,7 @@ def test_plans_used_longest_ago_are_closed(make: Make, ids: list[int], monkeypat
     assert e.plans_built == 4 and [p.tokens for p in e.plans()] == [3, 2]
 
 
+@pytest.mark.fault("B40")
 @pytest.mark.parametrize("target", ["reference", "bodies"])
 def test_kept_plans_change_no_bits(make: Make, ids: list[int], target: str) -> None:
     """Decoding, checkpoints, going back, more sequences: with plans kept and with each made anew."""
@@ -662,6 +672,7 @@ class Metered(HostMemory):
         self.held -= 1
 
 
+@pytest.mark.fault("B79")
 def test_engine_without_room_takes_nothing(make: Make) -> None:
     """Whichever allocation fails, those before it are given back."""
     model, states = make().model, 18
@@ -676,6 +687,7 @@ def test_engine_without_room_takes_nothing(make: Make) -> None:
         assert (memory.left, memory.held) == (0, 0)
 
 
+@pytest.mark.fault("B79")
 def test_step_without_room_takes_nothing(make: Make, alone: Alone, ids: list[int]) -> None:
     """A plan takes storage for its inputs; where that fails the session is as it was, and can go on later."""
     target = make("bodies").target
@@ -710,6 +722,7 @@ def test_closed_engine_says_so(make: Make, ids: list[int]) -> None:
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B92")
 def test_threads_get_what_they_would_get_alone(make: Make, ids: list[int]) -> None:
     """Four threads on one engine, three generations each, some dropped half way."""
     e = make(sequences=4, checkpoints=0)
@@ -741,6 +754,7 @@ def test_threads_get_what_they_would_get_alone(make: Make, ids: list[int]) -> No
     assert len(e.bundle.free_slots) == 4 and len(e.bundle.free_pages) == e.capacity.pages
 
 
+@pytest.mark.fault("B92")
 def test_one_step_at_a_time(make: Make, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Executables share storage: a step of one thread waits for another's."""
     e = make()

@@ -46,6 +46,7 @@ def order(engine: Engine) -> list[int]:
     return [n.id for n in plan.order]
 
 
+@pytest.mark.fault("B37")
 @pytest.mark.parametrize("target", ["reference", "bodies"])
 def test_a_hundred_orders_of_the_model(make: Make, ids: list[int], target: str) -> None:
     steps = Steps(make(target, page=4), ids)
@@ -57,6 +58,7 @@ def test_a_hundred_orders_of_the_model(make: Make, ids: list[int], target: str) 
     assert len(orders) == 101
 
 
+@pytest.mark.fault("B37")
 def test_an_order_without_effects_is_seen(make: Make, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above sees it where an order forgets what the states demand."""
     steps = Steps(make(page=4), ids)

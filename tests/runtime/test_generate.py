@@ -85,6 +85,7 @@ def test_as_many_tokens_as_wanted(make: Make, ids: list[int], n: int) -> None:
         assert s.tokens == ids[:7] + tokens(pieces), "all that was chosen has been fed"
 
 
+@pytest.mark.fault("B26")
 @pytest.mark.parametrize("prompt", [13, 15, 16])
 def test_the_context_ends(make: Make, ids: list[int], prompt: int) -> None:
     e = make(context=16)
@@ -176,6 +177,7 @@ def test_a_session_goes_on(make: Make, ids: list[int]) -> None:
         assert s.sequence.slot >= 0
 
 
+@pytest.mark.fault("B92")
 def test_an_iterator_that_is_dropped_gives_its_session_back(make: Make, ids: list[int]) -> None:
     e = make(sequences=1, checkpoints=0)
     for dropped in range(3):
@@ -250,6 +252,7 @@ def test_a_seed_gives_the_same_tokens(make: Make, ids: list[int]) -> None:
     )
 
 
+@pytest.mark.fault("B88")
 def test_choices_of_a_prompt_differ(make: Make, ids: list[int]) -> None:
     e = make()
     sampler = Sampler(temperature=1.5, seed=3)
@@ -300,6 +303,7 @@ def test_wrong_arguments_are_refused_at_once(make: Make, options: dict[str, Any]
     assert len(e.bundle.free_slots) == e.capacity.slots
 
 
+@pytest.mark.fault("B23")
 def test_logits_that_are_not_finite_say_where_and_by_whom(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     e = make()
     executable = e.executable

@@ -57,6 +57,7 @@ def key(make: Make) -> PlanKey:
     return make().key(SHAPE)
 
 
+@pytest.mark.fault("B40")
 def test_every_field_of_the_key_counts(key: PlanKey) -> None:
     seen = {}
     for name, other in mutants(key):
@@ -119,6 +120,7 @@ def test_every_weight_tells_models_apart(random_model: Model) -> None:
     assert typed and len(prints) == 1 + len(arch.weights) + typed
 
 
+@pytest.mark.fault("B40")
 def test_what_changes_the_graph_changes_the_key(make: Make) -> None:
     """Of shape, capacity and model: two graphs that differ have keys that differ."""
     e = make()

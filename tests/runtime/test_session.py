@@ -40,6 +40,7 @@ def saved(make: Make, ids: list[int], tmp_path: Path) -> tuple[Engine, Session, 
     return e, s, tmp_path / "session"
 
 
+@pytest.mark.fault("B27")
 def test_next_logits_are_the_same_bits(saved: Any, make: Make, ids: list[int]) -> None:
     """Into another engine, of other pages and slots, and behind another session."""
     e, s, path = saved
@@ -56,6 +57,7 @@ def test_next_logits_are_the_same_bits(saved: Any, make: Make, ids: list[int]) -
         assert np.array_equal(s.feed(rows, logits="all"), t.feed(rows, logits="all"))
 
 
+@pytest.mark.fault("B29")
 def test_a_step_after_loading_runs_its_own_rows_only(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     e, _, path = saved
     t = e.session(path)
@@ -130,6 +132,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.fault("B27")
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused_files_change_nothing(saved: Any, what: str) -> None:
     e, _, path = saved
@@ -155,6 +158,7 @@ def test_a_type_that_numpy_lacks_is_refused(saved: Any) -> None:
         e.session(path)
 
 
+@pytest.mark.fault("B27")
 def test_every_part_is_asked_for(saved: Any) -> None:
     e, _, path = saved
     whole = path.read_bytes()

@@ -510,6 +510,7 @@ MATRIX = [
 ]
 
 
+@pytest.mark.fault("B24", "B27", "B31")
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize(
     "operation", [forked, fork_written, checkpointed, restored, reset, created, slot_reused, restarted]
@@ -520,6 +521,7 @@ def test_operation_leaves_every_state_right(operation: Any, memory: str) -> None
     check(b, *operation(b, inner))
 
 
+@pytest.mark.fault("B24")
 @pytest.mark.parametrize("operation, call, name", MATRIX, ids=[f"{o.__name__}-{n}" for o, _, n in MATRIX])
 def test_forgotten_state_is_seen(operation: Any, call: str, name: str) -> None:
     inner = Forgetful(HostMemory(), name, call)
@@ -715,6 +717,7 @@ def test_restart_names_type_and_shape(bundle: Bundle) -> None:
         bundle.restart(arrays, 3)
 
 
+@pytest.mark.fault("B26")
 def test_truncatable_only_without_states_of_the_whole_sequence() -> None:
     assert not Bundle(KINDS, CAPACITY, HostMemory()).truncatable
     assert Bundle({n: KINDS[n] for n in PER_TOKEN}, CAPACITY, HostMemory()).truncatable
@@ -744,6 +747,7 @@ class Metered(HostMemory):
         self.held -= 1
 
 
+@pytest.mark.fault("B79")
 @pytest.mark.parametrize("n", range(len(KINDS)))
 def test_allocation_that_fails_gives_back_the_others(n: int) -> None:
     memory = Metered(n)

@@ -35,6 +35,7 @@ fragments = st.one_of(
 )
 
 
+@pytest.mark.fault("B86")
 @given(st.lists(fragments))
 @example([b"\xe6", b"\xad", b"\xaa"])
 @example([b"\xf0\x9f\x98", b"\xb8"])
@@ -57,6 +58,7 @@ def test_valid_text_is_never_split_within_a_character(text: str, data: st.DataOb
         assert "".join(out[: i + 1]) == raw[:whole].decode("utf-8", errors="ignore")
 
 
+@pytest.mark.fault("B86")
 @pytest.mark.parametrize("tail", [b"\xe6", b"\xe6\xad", b"\xf0\x9f\x98", b"\xc3"])
 def test_an_unfinished_tail_is_held_then_one_replacement_character(tail: bytes) -> None:
     stream = TextStream(Pieces([b"ok" + tail]))
@@ -91,6 +93,7 @@ def held_reference(text: str, stops: list[str]) -> int:
 few_letters = st.text(alphabet="ab€", max_size=12)
 
 
+@pytest.mark.fault("B87")
 @given(st.lists(few_letters), st.lists(st.text(alphabet="ab€", min_size=1, max_size=4), max_size=4))
 @example(["The", " quick", " br", "own fox"], ["own fox"])
 @example(["The", " quick", " br", "own fox"], ["wn f"])
@@ -113,6 +116,7 @@ def test_streamed_text_is_the_text_before_the_first_stop(pieces: list[str], stop
     assert (at_once.push("".join(pieces)) + at_once.finish(), at_once.stopped) == (want, stop)
 
 
+@pytest.mark.fault("B87")
 def test_nothing_comes_after_a_stop() -> None:
     stops = StopStrings("\n")
     assert stops.push("a\nb") == "a"
