@@ -123,7 +123,7 @@ KERNEL gated_delta_rule_shared(
 // group for each head and `wide` columns of a sequence, goes from chunk to chunk with S in shared memory.
 
 #define CHUNK_ROWS 32
-#define TOGETHER 8
+#define TOGETHER 8 // SIDE / wide times this is CHUNK_ROWS at least, as wide is 32 at most
 
 // The sequence and the first row of the block's chunk; -1 where there are no more.
 INLINE i64 chunk_at(const int *cu, i64 seqs, i64 tokens, i64 least, i64 group, i64 *sequence)
@@ -198,7 +198,7 @@ KERNEL delta_chunks(
     }
 }
 
-// Thread (part, c) of a block does column c: of the rows of a chunk blocks part, part + parts, … of TOGETHER, of S the
+// Thread (part, c) of a block does column c: of the rows of a chunk the part-th TOGETHER, of S the
 // entries part, part + parts, …. `held` is S [dk, wide], `rest` the d of a chunk [CHUNK_ROWS, wide].
 KERNEL delta_scan(
     i64 tokens, i64 key_heads, i64 heads, i64 dk, i64 dv, ROWS(float, q), ROWS(float, k), ROWS(float, decay),
@@ -208,7 +208,7 @@ KERNEL delta_scan(
     FAULT_ARGS)
 {
     float *held = (float *)shared_room, *rest = held + dk * wide;
-    __shared__ float shares[CHUNK_ROWS];
+    __shared__ float shares[CHUNK_ROWS], falls[CHUNK_ROWS];
     __shared__ const float *keys[CHUNK_ROWS], *queries[CHUNK_ROWS];
     const i64 tiles = (dv + wide - 1) / wide, group = GROUP, parts = SIDE / wide;
     const i64 s = group / (heads * tiles), h = group / tiles % heads, first = group % tiles * wide;
@@ -222,17 +222,16 @@ KERNEL delta_scan(
     for (i64 i = part; i < dk; i += parts) held[i * wide + c] = own[i * row_step];
     for (i64 begin = start; begin < end; begin += CHUNK_ROWS) {
         const int rows = end - begin < CHUNK_ROWS ? end - begin : CHUNK_ROWS;
-        float reads[CHUNK_ROWS / TOGETHER][TOGETHER];
+        float reads[TOGETHER];
+        const int at = part * TOGETHER;
         __syncthreads();
         for (int r = threadIdx.x; r < rows; r += SIDE) {
             keys[r] = ROW(k, (begin + r) * key_heads + kh);
             queries[r] = ROW(q, (begin + r) * key_heads + kh);
+            falls[r] = ROW(decay, begin + r)[h];
         }
         __syncthreads();
-#pragma unroll
-        for (int b = 0; b < CHUNK_ROWS / TOGETHER; b++) {
-            const int at = (b * parts + part) * TOGETHER;
-            if (at >= rows) continue;
+        if (at < rows) {
             const float *writes[TOGETHER], *asks[TOGETHER];
             float says[TOGETHER];
 #pragma unroll
@@ -240,14 +239,14 @@ KERNEL delta_scan(
                 const int t = at + r < rows ? at + r : rows - 1;
                 writes[r] = w + ((begin + t) * heads + h) * dk;
                 asks[r] = queries[t];
-                says[r] = reads[b][r] = 0;
+                says[r] = reads[r] = 0;
             }
             for (i64 i = 0; i < dk; i++) {
                 const float x = held[i * wide + c];
 #pragma unroll
                 for (int r = 0; r < TOGETHER; r++) {
                     says[r] += writes[r][i] * x;
-                    reads[b][r] += asks[r][i] * x;
+                    reads[r] += asks[r][i] * x;
                 }
             }
 #pragma unroll
@@ -256,16 +255,14 @@ KERNEL delta_scan(
         }
         __syncthreads();
 #pragma unroll
-        for (int b = 0; b < CHUNK_ROWS / TOGETHER; b++)
-#pragma unroll
-            for (int r = 0; r < TOGETHER; r++) {
-                const int at = (b * parts + part) * TOGETHER + r;
-                if (at >= rows) continue;
-                const i64 t = (begin + at) * heads + h;
-                float now = fades[t] * reads[b][r];
-                for (int i = 0; i <= at; i++) now += products[t * CHUNK_ROWS + i] * rest[i * wide + c];
-                if (mine) out[t * dv + column] = scale * now;
-            }
+        for (int r = 0; r < TOGETHER; r++) {
+            if (at + r >= rows) continue;
+            const i64 t = (begin + at + r) * heads + h;
+            float now = fades[t] * reads[r];
+#pragma unroll 1
+            for (int i = 0; i <= at + r; i++) now += products[t * CHUNK_ROWS + i] * rest[i * wide + c];
+            if (mine) out[t * dv + column] = scale * now;
+        }
         for (int t = 0; t < rows; t++) {
             i64 to = keep ? keep[begin + t] : -1;
             if (outside(to, -1, slot_count, fault, node) || to == slot) to = -1;
@@ -274,7 +271,7 @@ KERNEL delta_scan(
             __syncthreads();
             for (int r = threadIdx.x; r <= t; r += SIDE) {
                 float run = 0;
-                for (int j = t; j > r; j--) run += ROW(decay, begin + j)[h];
+                for (int j = t; j > r; j--) run += falls[j];
                 shares[r] = expf(run);
             }
             __syncthreads();
