@@ -4,6 +4,7 @@ replayed for every step. Nothing waits within a step."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,7 +150,8 @@ class CudaExecutable(RecordedExecutable):
         try:
             self._put()
         except BaseException:
-            self.driver.end_capture()
+            with suppress(RuntimeError):  # a capture that failed can't be made a graph
+                self.driver.end_capture()
             raise
         return self.driver.end_capture()
 
