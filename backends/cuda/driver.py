@@ -281,7 +281,8 @@ class CudaDriver:
         self._do("cuStreamSynchronize", self.stream)
 
     def begin_capture(self) -> None:
-        mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        # Relaxed: what the garbage collector happens to give back meanwhile must not spoil the capture.
+        mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._do("cuStreamBeginCapture", self.stream, mode)
 
     def end_capture(self) -> Graph:
