@@ -32,7 +32,8 @@ class Driver(Protocol):
     for a struct; pointers are integers of 64 bits.
     """
 
-    attributes: Mapping[str, int]
+    @property
+    def attributes(self) -> Mapping[str, int]: ...
 
     def alloc(self, nbytes: int) -> int:
         """Device memory; MemoryError where there is none."""
@@ -235,7 +236,7 @@ class CudaDriver:
         block = (ctypes.c_uint8 * max(nbytes, 1)).from_address(ptr)
         weakref.finalize(block, self.cu.cuMemFreeHost, ptr)
         self._pins[ptr] = block
-        return np.frombuffer(block, np.uint8)[:nbytes]
+        return np.frombuffer(memoryview(block), np.uint8)[:nbytes]
 
     def _pinned(self, array: NDArray[Any]) -> bool:
         start = array.ctypes.data
@@ -333,7 +334,7 @@ def compile_text(source: str, name: str, options: Sequence[str]) -> bytes:
             log = b" " * do("nvrtcGetProgramLogSize", program)
             do("nvrtcGetProgramLog", program, log)
             raise CompileError(f"{name}: {code.name}: {log.decode(errors='replace').strip()}")
-        image = b" " * do("nvrtcGetCUBINSize", program)
+        image: bytes = b" " * do("nvrtcGetCUBINSize", program)
         do("nvrtcGetCUBIN", program, image)
         return image
     finally:

@@ -56,7 +56,7 @@ class Recorder(Recording):
     def _add(self, name: str, blocks: int, threads: int, shared: int, args: tuple[Any, ...], format: str) -> None:
         if blocks <= 0:
             return
-        target = self.executable.target
+        target: Any = self.executable.target
         most = target.driver.attributes["max_grid_dim_x"]
         if blocks > most:
             raise ValueError(f"{self.node.describe()}: {blocks:,} blocks of {name}; the device starts {most:,} at most")
@@ -98,7 +98,8 @@ class CudaExecutable(RecordedExecutable):
         super().__init__(plan, target, storage)
 
     def host_room(self, nbytes: int) -> NDArray[np.uint8]:
-        return self.driver.pinned(max(nbytes, 1))[:nbytes]
+        room: NDArray[np.uint8] = self.driver.pinned(max(nbytes, 1))[:nbytes]
+        return room
 
     def start(self, launch: Launch) -> None:
         self.driver.launch(launch.kernel, (launch.blocks,), (launch.threads,), launch.shared, launch.args)

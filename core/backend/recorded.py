@@ -372,7 +372,8 @@ class RecordedExecutable(AddressedExecutable):
 
     def __init__(self, plan: Plan, target: AddressedTarget, storage: Storage) -> None:
         self.closed = False
-        self.memory: Any = target.memory
+        memory: Any = target.memory
+        self.memory: RecordedMemory = memory
         self._kept: list[DeviceTensor] = []
         self._weights: list[RecordedWeight] = []
         self.fault: Any = None
