@@ -19,7 +19,8 @@ from . import ptx
 RUNTIME = Path(__file__).parent / "runtime"
 CHECKS = ("-fsanitize=alignment,bounds,shift-exponent", "-fno-sanitize-recover=all")
 HOOKS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "--param=tsan-distinguish-volatile=1")
-FLAGS = ("-O2", "-std=c++17", "-fPIC", "-w", "-fvisibility=hidden", "-fno-gnu-unique", "-fno-threadsafe-statics")
+TLS = "-ftls-model=initial-exec"
+FLAGS = (TLS, "-O2", "-std=c++17", "-fPIC", "-w", "-fvisibility=hidden", "-fno-gnu-unique", "-fno-threadsafe-statics")
 FLAGS += ("-fstack-clash-protection", "-fno-strict-aliasing", "-fwrapv", "-fno-math-errno", "-fno-trapping-math")
 IGNORED = (
     "-std=",
@@ -68,7 +69,7 @@ def _machine() -> tuple[str, ...]:
 def engine() -> Path:
     """The engine's shared object, compiled where it is not yet."""
     parts = [RUNTIME / n for n in ("engine.cpp", "engine.h", "memory.h", "race.h")]
-    flags = ("-O2", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-strict-aliasing")
+    flags = ("-O2", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-strict-aliasing", TLS)
     return _made("engine", "".join(p.read_text() for p in parts), [*flags, str(parts[0])], ())
 
 

@@ -158,6 +158,8 @@ struct Worker {
     size_t used = 0; // of the statics
     std::vector<Variable> variables;
     std::vector<unsigned> touched;
+    Stack free[MOST_THREADS];
+    unsigned left = 0; // how many of these there are
     unsigned block = 0;
     void *scheduler = nullptr;
     Launch *launch = nullptr;
@@ -169,7 +171,7 @@ struct Worker {
     race::Block races;
 
     Worker();
-    char *top(unsigned i) const { return stacks + (STACK + PAGE) * (i + 1) - 64 * (i % 61); }
+    char *top(unsigned i) const { return stacks + (STACK + PAGE) * (i + 1) - 64 * (i * 7 % 64); }
 };
 
 static char *reserve(size_t bytes)
@@ -199,10 +201,30 @@ Worker::Worker()
 
 // -- a thread's side --------------------------------------------------------------------------------------------------
 
-static void stop() // back to the scheduler, until it says to go on
+static unsigned pick(Worker &k, unsigned ready);
+static bool gather(Warp &w, Thread *self);
+
+// A stack for a thread that begins.
+static void begin(Worker &k, Thread *t)
+{
+    const Stack s = k.free[--k.left];
+    t->stack = s.number;
+    t->sp = s.sp ? s.sp : fresh(k.top(s.number));
+}
+
+// Let others go on: the next lane of the warp, else the scheduler.
+static void stop()
 {
     Thread *self = emu_current;
-    emu_switch(&self->sp, self->worker->scheduler);
+    Warp &w = *self->warp;
+    void *to = self->worker->scheduler;
+    if (w.ready) {
+        Thread *t = w.lanes[pick(*self->worker, w.ready)];
+        if (!t->sp) begin(*self->worker, t);
+        emu_current = t;
+        to = t->sp;
+    }
+    emu_switch(&self->sp, to);
 }
 
 static std::string where(const Thread *t)
@@ -225,10 +247,29 @@ static std::string where(const Thread *t)
 extern "C" void emu_start()
 {
     for (;;) {
-        Launch &l = *emu_current->worker->launch;
+        Thread *self = emu_current;
+        Worker &k = *self->worker;
+        Launch &l = *k.launch;
         l.entry->call(l.entry->function, l.arguments);
-        emu_current->state = Thread::done;
-        stop();
+        self->state = Thread::done;
+        if (self->copies) free(self->copies);
+        Warp &w = *self->warp;
+        const unsigned bit = 1u << self->lane;
+        w.live &= ~bit, w.ready &= ~bit;
+        for (unsigned m = w.asking; m; m &= m - 1) { // it may have been the last that others waited for
+            Thread *o = w.lanes[__builtin_ctz(m)];
+            if (o->state == Thread::at_warp && (o->mask & bit)) gather(w, o);
+        }
+        Thread *next = w.ready ? w.lanes[pick(k, w.ready)] : nullptr;
+        if (next && !next->sp) { // on this very stack
+            next->stack = self->stack;
+            emu_current = next;
+            continue;
+        }
+        Stack &mine = k.free[k.left++];
+        mine.number = self->stack;
+        if (next) emu_current = next;
+        emu_switch(&mine.sp, next ? next->sp : k.scheduler);
     }
 }
 
@@ -251,6 +292,16 @@ static std::string ranges(unsigned mask)
     return out;
 }
 
+[[noreturn]] static __attribute__((noinline, cold)) void lacks(const Thread *self, unsigned mask, const char *what, int line)
+{
+    fail(site(what, line) + " is called by lane " + std::to_string(self->lane) + ", which its mask " + ranges(mask) + " lacks");
+}
+
+[[noreturn]] static __attribute__((noinline, cold)) void partial(const Thread *self, unsigned there)
+{
+    fail(site(self->what, self->line) + " needs all lanes of the warp, and has " + ranges(there));
+}
+
 // The lanes that have come together at what `self` asks get their answers. False: some that its mask names are not there.
 static bool gather(Warp &w, Thread *self)
 {
@@ -265,7 +316,7 @@ static bool gather(Warp &w, Thread *self)
     uint64_t joined = first;
     if (self->ask == Ask::call) {
         void *each[WARP];
-        if (waiting != ~0u) fail(site(self->what, self->line) + " needs all lanes of the warp, and has " + ranges(waiting));
+        if (waiting != ~0u) partial(self, waiting);
         for (unsigned i = 0; i < WARP; i++) each[i] = (void *)w.lanes[i]->value;
         self->work(each);
     } else if (self->ask >= Ask::ballot) {
@@ -309,15 +360,14 @@ static bool gather(Warp &w, Thread *self)
         t->state = Thread::ready;
     }
     w.ready |= waiting, w.asking &= ~waiting;
-    race::together(w.lanes, waiting);
+    if (self->worker->races.checked) race::together(w.lanes, waiting);
     return true;
 }
 
 extern "C" EMU_API uint64_t emu_warp(Ask ask, unsigned mask, uint64_t value, unsigned source, const char *what, int line)
 {
     Thread *self = emu_current;
-    if (!(mask >> self->lane & 1))
-        fail(site(what, line) + " is called by lane " + std::to_string(self->lane) + ", which its mask " + ranges(mask) + " lacks");
+    if (!(mask >> self->lane & 1)) lacks(self, mask, what, line);
     self->ask = ask, self->mask = mask, self->value = value, self->source = source, self->what = what, self->line = line;
     self->state = Thread::at_warp;
     Warp &w = *self->warp;
@@ -411,32 +461,25 @@ static unsigned pick(Worker &k, unsigned ready)
     return (__builtin_ctz(turned) + turn) & 31;
 }
 
-static bool run_warp(Worker &k, Warp &w, std::vector<Stack> &stacks)
+static bool run_warp(Worker &k, Warp &w)
 {
     while (w.ready) {
         Thread *t = w.lanes[pick(k, w.ready)];
-        if (!t->sp) {
-            const Stack s = stacks.back();
-            stacks.pop_back();
-            t->stack = s.number;
-            t->sp = s.sp ? s.sp : fresh(k.top(s.number));
-        }
+        if (!t->sp) begin(k, t);
         emu_current = t;
         k.running = true;
         emu_switch(&k.scheduler, t->sp);
         k.running = false;
         if (!k.fault.empty()) return false;
-        if (t->state != Thread::done) continue;
-        const unsigned bit = 1u << t->lane;
-        w.live &= ~bit, w.ready &= ~bit;
-        stacks.push_back({t->stack, t->sp});
-        if (t->copies) free(t->copies);
-        for (unsigned m = w.live & ~w.ready & ~w.barrier; m; m &= m - 1) { // it may have been the last that others waited for
-            Thread *o = w.lanes[__builtin_ctz(m)];
-            if (o->state == Thread::at_warp && (o->mask & bit)) gather(w, o);
-        }
     }
     return true;
+}
+
+// All stacks as new ones: nobody waits on them.
+static void renew(Worker &k)
+{
+    k.left = 0;
+    for (unsigned i = MOST_THREADS; i--;) k.free[k.left++] = {i, nullptr};
 }
 
 // Who waits where, for a block that can't go on.
@@ -483,10 +526,7 @@ static bool run_block(Worker &k, Index b)
     guard(dynamic - CANARY, CANARY);
     guard(after, slack);
     k.races.declare(dynamic, l.shared);
-    static thread_local std::vector<Stack> stacks;
     static thread_local std::vector<unsigned> turns;
-    stacks.clear();
-    for (unsigned i = n; i--;) stacks.push_back({i, nullptr});
     turns.clear();
     for (unsigned w = 0; w < warps; w++) {
         k.warps[w].live = k.warps[w].ready = k.warps[w].barrier = k.warps[w].asking = 0;
@@ -506,7 +546,7 @@ static bool run_block(Worker &k, Index b)
         if (l.order > 1)
             for (unsigned i = warps; i > 1; i--) std::swap(turns[i - 1], turns[mix(k.random) % i]);
         for (unsigned w : turns)
-            if (!run_warp(k, k.warps[w], stacks)) return false;
+            if (k.warps[w].ready && !run_warp(k, k.warps[w])) return false;
         unsigned waiting = 0, live = 0;
         const Thread *first = nullptr;
         bool same = true;
@@ -613,6 +653,7 @@ static void work(Worker &k, Launch &l)
         if (l.checked && !c) c = (race::Local *)reserve(race::LOCAL / 4 * sizeof(race::Local));
     k.count = l.block.x * l.block.y * l.block.z;
     k.fault.clear();
+    renew(k);
     for (uint64_t i; !l.failed && (i = l.next++) < l.blocks;) {
         uint64_t at = l.order == 0 ? i : l.order == 1 ? l.blocks - 1 - i : (l.first + i * l.step) % l.blocks;
         const Index b = {unsigned(at % l.grid.x), unsigned(at / l.grid.x % l.grid.y), unsigned(at / l.grid.x / l.grid.y)};

@@ -22,27 +22,28 @@ struct Entry {
 // What a lane asks of the others of its warp.
 enum class Ask : unsigned { none, sync, shuffle, ballot, all, any, match, add, min_u, max_u, min_i, max_i, and_, or_, xor_, call };
 
-// A thread: what its code reads of itself, and what the engine knows of it.
-struct Thread {
+// A thread: what its code reads of itself, then what is asked at barriers and warp primitives, a cache line each.
+struct alignas(64) Thread {
     Index tid, bid, bdim, gdim;
     unsigned linear, lane;
     void *dynamic;
-    struct Worker *worker;
-    struct Warp *warp;
-    void *sp; // where it was stopped
-    unsigned stack;
+
+    alignas(64) void *sp; // where it was stopped; null before it begins
     enum State : unsigned { ready, at_barrier, at_warp, done } state;
-    // at a barrier or a warp primitive
-    const char *what;
-    int line;
     Ask ask;
     unsigned mask;
+    int line;
+    const char *what;
     uint64_t value, result;
-    unsigned source;         // of a shuffle: the lane it reads
-    void *copies;            // asynchronous ones that have not landed
-    void (*work)(void **);   // of a call: what the last to arrive does for all, given each lane's value
-    char *shared;            // where addresses of shared memory, of 32 bits, count from
+    unsigned source; // of a shuffle: the lane it reads
     unsigned fence;  // how many warp primitives it has passed, for checked runs
+
+    struct Worker *worker;
+    struct Warp *warp;
+    unsigned stack;
+    void *copies;          // asynchronous ones that have not landed
+    void (*work)(void **); // of a call: what the last to arrive does for all, given each lane's value
+    char *shared;          // where addresses of shared memory, of 32 bits, count from
 };
 
 // A variable in shared memory; the engine gives it room anew in each block.
