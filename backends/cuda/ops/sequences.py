@@ -88,8 +88,7 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
         scale: float,
         tiled: bool,
     ) -> None:
-        tokens, key_heads, dk = q.type.shape
-        heads, dv, seqs = *v.type.shape[1:], slots.type.size
+        (tokens, key_heads, dk), (_, heads, dv), seqs = q.type.shape, v.type.shape, slots.type.size
         steps = strides(state.type)[:3]
         given = rows(q), rows(k), rows(v), rows(decay), rows(beta), cu, seqs
         into = state, state.type.shape[0], *steps, keep, tiled, scale, ctx.out
@@ -101,10 +100,8 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
         sizes, tiles = (tokens, key_heads, heads, dk, dv), heads * -(-dv // wide)
         least = tuning.prompt if tokens >= tuning.prompt else 0
         held = 4 * dk * wide
-        args = *sizes, *given, slots, *into, least, wide
-        ctx.blocks(
-            "gated_delta_rule_shared", max(seqs, 1) * tiles, *args, *ctx.fault, threads=SIDE, shared=held + 8 * SIDE
-        )
+        args = *sizes, *given, slots, *into, least, wide, *ctx.fault
+        ctx.blocks("gated_delta_rule_shared", max(seqs, 1) * tiles, *args, threads=SIDE, shared=held + 8 * SIDE)
         if not least:
             return
         found = [
@@ -113,9 +110,10 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
         ]
         chunks = tokens // CHUNK + min(seqs, tokens // least)
         ctx.blocks("delta_chunks", chunks * heads, *sizes, *given, tiled, least, *found, threads=SIDE)
-        given = rows(q), rows(k), rows(decay), cu, seqs, slots
-        args = *sizes, *given, *into, least, *found, wide
-        ctx.blocks("delta_scan", seqs * tiles, *args, *ctx.fault, threads=SIDE, shared=held + 4 * CHUNK * wide)
+        scanned = rows(q), rows(k), rows(decay), cu, seqs, slots, *into, least, *found, wide
+        ctx.blocks(
+            "delta_scan", seqs * tiles, *sizes, *scanned, *ctx.fault, threads=SIDE, shared=held + 4 * CHUNK * wide
+        )
 
     def within(op: Op, **layouts: int) -> Any:
         lie = lies(op, **layouts)
