@@ -55,6 +55,11 @@ class Tuning:
         """What the kernels' source is told."""
         return {"LANES": self.lanes, "VECTOR": self.vector, "RUN": self.run, "TILE": self.tile, "SIDE": self.side}
 
+    @property
+    def crowd(self) -> int:
+        """Groups that keep the device busy; where a kernel has fewer, it pays to cut their work."""
+        return self.few if self.lanes == 1 else 8 * self.few
+
     def columns(self, n: int, m: int) -> int:
         """How many of m columns of n multiplications each one group makes."""
         return max(1, min(m, self.column_work // max(n, 1)))

@@ -340,5 +340,67 @@ def test_nothing_is_launched_for_nothing(target: OpenCLTarget) -> None:
     check(target, ops.top_k, [f32(2, 8)], k=0)
     check(target, ops.softmax, [f32(2, 0)])
     check(target, ops.expert_linear, [f32(0, 8), np.zeros((0, 2), np.int32), weight(4, 3, 8)])
+    check(target, ops.delay, [f32(10, 3), *STEP, f32(5, 0, 3), KEEP], by=0)
     none = np.zeros(0, np.int32)
     check(target, ops.causal_conv, [f32(2, 4), weight(4, 3), i32(0), none, f32(1, 2, 4), None], dilation=1)
+
+
+# -- attention over many entries, states cut anyhow --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 700])
+@pytest.mark.parametrize("how", ["all", "window", "picked"])
+def test_attention_in_spans(target: OpenCLTarget, tokens: int, how: str) -> None:
+    """Fewer queries than keep the device busy, and more; a query has the same bits in both."""
+    length, d = 1700, 16
+    q, keys, values = f32(tokens, 4, d), f32(108, 16, 2, d), f32(108, 16, 2, 21)
+    keys[:40] *= 3
+    table = R.permutation(107).astype(np.int32)[None]
+    past, attrs = i32(length - tokens), {"scale": 0.3, "every": 1, "block": 1, "window": 1100 if how == "window" else 0}
+    picks = None
+    if how == "picked":
+        attrs["block"] = 4
+        picks = np.stack([R.permutation((length - tokens) // 4)[:240] for _ in range(tokens)]).astype(np.int32)
+        picks[0] = -1
+    args = [q, keys, values, i32(0, tokens), past, table, picks]
+    check(target, ops.attention, args, **attrs)
+    if tokens == 700:
+        (whole, lse), _ = run(target, ops.attention, args, **attrs)
+        one = [q[-1:], keys, values, i32(0, 1), i32(length - 1), table, None if picks is None else picks[-1:]]
+        (alone, own), _ = run(target, ops.attention, one, **attrs)
+        np.testing.assert_array_equal(alone[0], whole[-1])
+        np.testing.assert_array_equal(own[0], lse[-1])
+
+
+@pytest.mark.parametrize("axes", [(2,), (3,), (2, 3)])
+def test_states_cut_across_an_entry(target: OpenCLTarget, axes: tuple[int, ...]) -> None:
+    """A region of a state that cuts any axes of its entries is written in place, and nothing beside it."""
+    g = Graph(Capacity(5, 8, 4))
+    cache, tail = g.state("cache", PerToken((3, 4), 2)), g.state("tail", PerSequence((2, 3, 4)))
+    cut = {2: (1, 3), 3: (1, 3)}
+    index: list[slice] = [slice(None)] * 4
+    for a in axes:
+        cache, tail = cache.view(a, *cut[a]), tail.view(a, *cut[a])
+        index[a] = slice(*cut[a])
+    shape = (10, *cache.type.shape[2:])
+    x = g.input("x", *shape)
+    cu, slots, keep = (g.input(n, *a.shape, dtype="i32") for n, a in (("cu", CU), ("slots", SLOTS), ("keep", KEEP)))
+    past, table = (g.input(n, *a.shape, dtype="i32") for n, a in (("past", PAST), ("table", TABLE)))
+    ops.paged_append(x, cu, past, table, cache, every=2)
+    g.output("late", ops.delay(x, cu, slots, tail, keep, by=2))
+    held = {"cache": f32(8, 2, 3, 4), "tail": f32(5, 2, 3, 4)}
+    want = {k: v.copy() for k, v in held.items()}
+    given = {"x": f32(*shape), "cu": CU, "slots": SLOTS, "keep": KEEP, "past": PAST, "table": TABLE}
+    ops.paged_append.body(given["x"], CU, PAST, TABLE, want["cache"][tuple(index)], every=2)
+    late = ops.delay.body(given["x"], CU, SLOTS, want["tail"][tuple(index)], KEEP, by=2)
+    handles = {n: target.memory.allocate(TensorType.of(a)) for n, a in held.items()}
+    for n, h in handles.items():
+        target.memory.upload(h, held[n])
+    plan = build_plan(g, target)
+    assert plan.counts() == {"device": 2}
+    exe = target.compile(plan, Storage(states=handles))
+    np.testing.assert_array_equal(exe.run(given)["late"], late)
+    for n, h in handles.items():
+        np.testing.assert_array_equal(target.memory.download(h), want[n])
+        target.memory.free(h)
+    exe.close()

@@ -47,11 +47,12 @@ kernel void causal_conv(
 // out[t] = history[t]: the row `size` rows before, in words of `width` bytes.
 kernel void delay(
     long tokens, long n, long size, long width, ROWS(uchar, x), ARRAY(const int, cu), long seqs, ARRAY(const int, slots),
-    ARRAY(const uchar, tail), long slot_count, long slot_step, long row_step, ARRAY(uchar, out), FAULT_ARGS)
+    ARRAY(const uchar, tail), long slot_count, long slot_step, long row_step, ARRAY(uchar, out), long out_step,
+    FAULT_ARGS)
 {
     check_sequences(AT(cu), seqs, tokens, fault, node);
     RUN_OF_ROW(tokens, n);
-    global uchar *to = out + (out_at + row * n) * width;
+    global uchar *to = out + (out_at + row * out_step) * width;
     const long s = sequence_of(AT(cu), seqs, row);
     const long slot = s < 0 ? -1 : slot_of(AT(cu), AT(slots), s, tokens, slot_count, fault, node);
     if (slot < 0) {

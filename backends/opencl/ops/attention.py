@@ -14,6 +14,9 @@ from trueup.core.types import TensorType
 from .layout import lies, rows, strides, typed
 from .weights import values
 
+SPAN = 512
+"""Entries of a span of attention; `SPAN` in attention.cl."""
+
 
 def register(kernels: KernelTable, tuning: Tuning) -> None:
     @kernels.implements(attention, when=lies(attention, q=2, keys=3, values=3))
@@ -42,9 +45,17 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
             ctx.flat("attention_picks", tokens, width, *args, *ctx.fault)
         where = pages, entries, cu, seqs, past, table, blocks, picks, width, every, block, window
         lie = rows(q), keys, *strides(keys.type)[:3], held, *strides(held.type)[:3]
-        ctx.groups(
-            "attention", tokens * heads, tokens, heads, kv, d, dv, *lie, *where, scale, out, lse, *ctx.fault
-        )  # fmt: skip
+        seen = tokens, heads, kv, d, dv, *lie, *where, scale
+        longest = width * block + block - 1 if picks is not None else blocks * entries
+        spans = -(-min(longest, window or longest) // SPAN)
+        room = 4 * tokens * heads * max(spans, 1) * dv
+        if spans < 2 or tokens * heads >= tuning.crowd or room > ctx.target.device.limits["allocation"]:
+            parts = typed(ctx.scratch(out.type.nbytes), out.type)
+            ctx.groups("attention", tokens * heads, *seen, parts, out, lse, *ctx.fault)
+            return
+        parts, sizes = (typed(ctx.scratch(4 * n), TensorType((n,))) for n in (room // 4, 2 * tokens * heads * spans))
+        ctx.groups("attention_span", tokens * heads * spans, *seen, spans, parts, sizes, *ctx.fault)
+        ctx.groups("attention_join", tokens * heads, dv, spans, parts, sizes, out, lse)
 
     @kernels.implements(index_scores, when=lies(index_scores, q=2, keys=2, weights=1))
     def _(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -13,7 +14,7 @@ from trueup.core.backend import KernelTable
 from trueup.core.ops import concat, contiguous, paged_append, repeat_streams, rope, take_rows
 from trueup.core.types import TensorType
 
-from .layout import first_no, joined, lies, rows, strides
+from .layout import ANYHOW, first_no, joined, lies, pieces, rows, strides
 
 AXES = 8
 """Axes, joined as far as they lie as one, that `contiguous` can copy."""
@@ -59,7 +60,7 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
         shape, by = (cl.cltypes.make_long8(*(a[i] for a in axes)) for i in (0, 1))
         ctx.over("contiguous", 1, x.type.size, x.type.size, x.itemsize, x, shape, by, ctx.out)
 
-    append = lies(paged_append, rows=1, cache=2)
+    append = lies(paged_append, rows=1, cache=ANYHOW)
 
     @kernels.implements(
         paged_append,
@@ -70,11 +71,14 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
         ),
     )
     def _(ctx: Recorder, given: Any, cu: Any, past: Any, table: Any, cache: Any, *, every: int) -> None:
-        (tokens, *width), (pages, entries, *_) = given.type.shape, cache.type.shape
+        tokens, (page_count, entries, *_) = given.type.shape[0], cache.type.shape
         seqs, blocks = table.type.shape
         page_step, entry_step = strides(cache.type)[:2]
-        args = rows(given, 1), cu, seqs, past, table, blocks, cache, pages, entries, page_step, entry_step, every
-        ctx.flat("paged_append", tokens, prod(width), given.itemsize, *args, *ctx.fault)
+        lie = rows(given, 1)
+        for at, start, n in pieces(cache.type, 2):
+            part, into = replace(lie, tensor=lie.tensor.at(start, given.type)), cache.at(at, cache.type)
+            args = part, cu, seqs, past, table, blocks, into, page_count, entries, page_step, entry_step, every
+            ctx.flat("paged_append", tokens, n, given.itemsize, *args, *ctx.fault)
 
     turning = lies(rope, x=-1)
 

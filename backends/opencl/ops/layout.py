@@ -11,6 +11,8 @@ from trueup.backends.opencl.memory import OpenCLTensor
 from trueup.core.op import Op
 from trueup.core.types import TensorType
 
+ANYHOW = 99
+"""A layout: any."""
 Axes = list[tuple[int, int]]
 """Sizes and strides of axes of more than one entry, neighbours that lie as one joined."""
 
@@ -52,6 +54,19 @@ def rows(tensor: OpenCLTensor, lead: int | None = None, *, words: int = 0) -> Ro
     return Rows(at, count, outer[1] * by, inner[1] * by)
 
 
+def pieces(type: TensorType, lead: int) -> list[tuple[int, int, int]]:
+    """An entry behind the first `lead` axes as runs that lie side by side: where each begins, in the entry as it lies and
+    in the row of its elements, and how many they are."""
+    if not type.size:
+        return [(0, 0, prod(type.shape[lead:]))]
+    axes = joined(type, lead, len(type.shape))
+    n = axes.pop()[0] if axes and axes[-1][1] == 1 else 1
+    starts = [0]
+    for size, step in axes:
+        starts = [s + i * step for s in starts for i in range(size)]
+    return [(s, i * n, n) for i, s in enumerate(starts)]
+
+
 def typed(raw: OpenCLTensor, type: TensorType) -> OpenCLTensor:
     """Bytes of scratch as a tensor."""
     return OpenCLTensor(raw.buffer, raw.offset // type.element.block_bytes, type)
@@ -63,7 +78,8 @@ def strides(type: TensorType) -> tuple[int, ...]:
 
 def lies(op: Op, **layouts: int) -> Callable[..., Any]:
     """A condition: the named arguments are rows over so many leading axes (negative: of all but so many), states have
-    their last axes in one piece from that axis on, everything else is contiguous."""
+    their last axes in one piece from that axis on (with ANYHOW they may lie in any strides), everything else is
+    contiguous."""
 
     def when(*types: Any, **attrs: Any) -> bool | str:
         for p, given in zip(op.params, types, strict=True):
@@ -73,6 +89,8 @@ def lies(op: Op, **layouts: int) -> Callable[..., Any]:
                 lead = layouts.get(p.name)
                 if lead is None:
                     return f"{p.name} is {t}, which is not contiguous"
+                if lead == ANYHOW:
+                    continue
                 lead = lead if lead >= 0 else len(t.shape) + lead
                 state = p.mutates or p.name in STATES
                 if not (side_by_side(t, lead) if state else readable_rows(t, lead)):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import pyopencl as cl
 
-from trueup.backends.opencl.executable import Recorder
+from trueup.backends.opencl.executable import Recorder, Rows
 from trueup.backends.opencl.memory import OpenCLTensor
 from trueup.backends.opencl.tuning import Tuning
 from trueup.core.backend import KernelTable
@@ -23,7 +25,7 @@ from trueup.core.ops import (
 )
 from trueup.core.types import TensorType
 
-from .layout import first_no, lies, rows, strides, typed
+from .layout import ANYHOW, first_no, lies, pieces, rows, strides, typed
 from .weights import values
 
 CHUNK = 32
@@ -53,12 +55,17 @@ def convolve(
 
 def push(ctx: Recorder, x: Any, cu: Any, slots: Any, tail: Any, keep: Any) -> None:
     """The tails after the step's rows, and after those that `keep` names."""
-    (tokens, *width), (slot_count, size) = x.type.shape, tail.type.shape[:2]
-    n, seqs, (slot_step, row_step) = prod(width), slots.type.size, strides(tail.type)[:2]
-    if not size:
-        return
-    args = size, x.itemsize, rows(x, 1), cu, seqs, slots, tail, slot_count, slot_step, row_step
-    ctx.over("tail_push", seqs, n, tokens, n, *args, keep, *ctx.fault)
+    (slot_count, size), seqs, steps = tail.type.shape[:2], slots.type.size, strides(tail.type)[:2]
+    for part, into, _, n in by_pieces(x, tail) if size else ():
+        args = size, x.itemsize, part, cu, seqs, slots, into, slot_count, *steps, keep
+        ctx.over("tail_push", seqs, n, x.type.shape[0], n, *args, *ctx.fault)
+
+
+def by_pieces(x: OpenCLTensor, tail: OpenCLTensor) -> Iterator[tuple[Rows, OpenCLTensor, int, int]]:
+    """Rows of x and of a state as far as both lie side by side: each part, where it begins in a row, and how wide it is."""
+    lie = rows(x, 1)
+    for at, start, n in pieces(tail.type, 2):
+        yield replace(lie, tensor=lie.tensor.at(start, x.type)), tail.at(at, tail.type), start, n
 
 
 def register(kernels: KernelTable, tuning: Tuning) -> None:
@@ -72,7 +79,7 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
     def _(ctx: Recorder, x: Any, cu: Any, slots: Any, tail: Any, keep: Any = None, *, every: int) -> None:
         convolve(ctx, x, None, cu, slots, tail, keep, every, 1)
 
-    late = lies(delay, x=1, tail=2)
+    late = lies(delay, x=1, tail=ANYHOW)
 
     @kernels.implements(
         delay,
@@ -84,9 +91,10 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
     )
     def _(ctx: Recorder, x: Any, cu: Any, slots: Any, tail: Any, keep: Any = None, *, by: int) -> None:
         tokens, *width = x.type.shape
-        slot_step, row_step = strides(tail.type)[:2]
-        args = by, x.itemsize, rows(x, 1), cu, slots.type.size, slots, tail, tail.type.shape[0], slot_step, row_step
-        ctx.flat("delay", tokens, prod(width), *args, ctx.out, *ctx.fault)
+        where = cu, slots.type.size, slots
+        for part, held, start, n in by_pieces(x, tail):
+            lie = held, tail.type.shape[0], *strides(tail.type)[:2], ctx.out.at(start, x.type), prod(width)
+            ctx.flat("delay", tokens, n, by, x.itemsize, part, *where, *lie, *ctx.fault)
         push(ctx, x, cu, slots, tail, keep)
 
     @kernels.implements(gated_delta_rule, when=lies(gated_delta_rule, q=2, k=2, v=2, decay=1, beta=1, state=3))
