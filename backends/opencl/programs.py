@@ -1,5 +1,5 @@
-"""Kernels from the `.cl` files beside this module: built once a process and device, kept on disk by pyopencl or the
-driver under device, driver version and source. Knows no op."""
+"""Kernels from the `.cl` files beside this module: built once a process and device, kept on disk under device, driver
+version and source (see `caches`). Knows no op."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyopencl as cl
 
 from trueup.core.backend import Device
 
+from .caches import POCL, Binaries, kept_by_driver, mend_pocl
 from .tuning import Tuning
 
 OPS = ("common", "elementwise", "norm", "rows", "rope", "conv", "attention", "gdn", "topk")
@@ -29,6 +30,7 @@ class Programs:
 
     def __init__(self, context: Any, device: Device, tuning: Tuning) -> None:
         self.context, self.device, self.tuning = context, device, tuning
+        self.binaries = None if kept_by_driver(context.devices[0]) else Binaries()
         self._built: dict[str, Any] = {}
 
     def kernel(self, name: str, format: str = "") -> Any:
@@ -46,10 +48,17 @@ class Programs:
         options = ["-cl-std=CL1.2", "-w"]
         if "correctly_rounded_divide_sqrt" in self.device.features:
             options.append("-cl-fp32-correctly-rounded-divide-sqrt")
+
+        def build() -> Any:
+            return cl.Program(self.context, text).build(options)
+
+        (handle,) = self.context.devices
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", cl.CompilerWarning)
-                return cl.Program(self.context, text).build(options)
+                if self.binaries is None:
+                    return build()
+                return self.binaries.program(self.context, handle, text, options, build)
         except cl.RuntimeError as e:
             raise BuildError(f"OpenCL kernels ({format or 'ops'}) do not build on {self.device.name}: {e}") from e
 
@@ -67,6 +76,8 @@ def shared(device: Device, handle: Any, tuning: Tuning) -> tuple[Any, Programs]:
     """The context of a device in this process, and its programs."""
     key = handle.int_ptr, tuning
     if key not in _shared:
+        if handle.platform.name == POCL:
+            mend_pocl()
         context = cl.Context([handle])
         _shared[key] = context, Programs(context, device, tuning)
     return _shared[key]
