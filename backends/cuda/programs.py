@@ -7,7 +7,8 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ DELTA = ("common", "gdn")
 """The files of the program `gdn`."""
 WEIGHTS = ("common", "formats", "linear", "moe")
 """The files of the programs that there is one of for each type of weight."""
-NATIVE = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
+NATIVE = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+NATIVE += ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4")
 """Types of weights that kernels read as they are stored; all others are expanded to float32."""
 PROGRAMS = ("ops", "gdn", *NATIVE)
 """All programs of a device."""
@@ -98,6 +100,13 @@ class Programs:
                 self._modules[format] = self.driver.load(self._image(format))
             self._kernels[name, format] = self._modules[format].function(name)
         return self._kernels[name, format]
+
+    def prepare(self, formats: Iterable[str]) -> None:
+        """Compile what a plan over these types of weights needs and is not there yet, at the same time."""
+        names = [n for n in ("ops", "gdn", *sorted(set(formats))) if n not in self._modules]
+        with ThreadPoolExecutor(max(1, len(names))) as pool:
+            for name, image in zip(names, pool.map(self._image, names), strict=True):
+                self._modules[name] = self.driver.load(image)
 
     def _image(self, format: str) -> bytes:
         label, whole, given = f"{format}.cu", text(format), options(self.arch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from trueup.core.backend import AddressedTarget, Capabilities, Device, Executable, Storage
@@ -84,6 +85,7 @@ class CudaTarget(AddressedTarget):
         return made
 
     def compile(self, plan: Plan, storage: Storage) -> Executable:
+        self.programs.prepare(t.dtype if t.dtype in NATIVE else "f32" for t in _weights(plan))
         return CudaExecutable(plan, self, storage)
 
     def close(self) -> None:
@@ -91,3 +93,11 @@ class CudaTarget(AddressedTarget):
         for w in self._weights:
             w.close()
         self._weights.clear()
+
+
+def _weights(plan: Plan) -> Iterator[TensorType]:
+    """The types of what kernels of the plan take as weights."""
+    for node in plan.kernels:
+        for p, given in zip(node.op.params, node.inputs, strict=True):
+            if p.dtype == "weight" and given is not None:
+                yield from (v.type for v in (given if isinstance(given, tuple) else (given,)))
