@@ -36,3 +36,9 @@ class Tuning:
         room = (self.room - fixed) // (4 * (n + 32))
         wide = min(32, 1 << (room.bit_length() - 1) if room > 0 else 0)
         return wide if wide >= 4 else 0
+
+
+def row_threads(n: int) -> int:
+    """Threads of a block that does a row of n entries: about 4 entries each, whole warps, 256 at most. By the row's own size
+    alone: the order of its sum depends on nothing else."""
+    return min(256, max(32, 1 << (max(n, 1) // 4 - 1).bit_length() if n > 4 else 32))

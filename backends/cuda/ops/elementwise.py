@@ -6,7 +6,7 @@ from math import prod, sqrt
 from typing import Any
 
 from trueup.backends.cuda.executable import Recorder
-from trueup.backends.cuda.tuning import Tuning
+from trueup.backends.cuda.tuning import Tuning, row_threads
 from trueup.core.backend import KernelTable
 from trueup.core.backend.recorded import DeviceTensor, first_no, lies, rows, values
 from trueup.core.op import Op
@@ -91,7 +91,7 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
         if n:
             share = 1 / n if mean else 1.0
             args = rows(x), values(weight), rows(x if gate is None else gate), kind, ctx.out, share, sqrt(eps)
-            ctx.blocks("norm_rows", count, count, n, groups, *args)
+            ctx.blocks("norm_rows", count, count, n, groups, *args, threads=row_threads(n))
 
     def positive(op: Op, **layouts: int) -> Any:
         lie = lies(op, **layouts)
@@ -125,17 +125,19 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
     def _(ctx: Recorder, x: Any) -> None:
         count = prod(x.type.shape[:-1])
         if x.type.shape[-1]:
-            ctx.blocks("softmax", count, count, x.type.shape[-1], rows(x), ctx.out)
+            ctx.blocks(
+                "softmax", count, count, x.type.shape[-1], rows(x), ctx.out, threads=row_threads(x.type.shape[-1])
+            )
 
     @kernels.implements(normalize, when=lies(normalize, x=-1))
     def _(ctx: Recorder, x: Any, *, floor: float) -> None:
-        count = prod(x.type.shape[:-1])
-        if x.type.shape[-1]:
-            ctx.blocks("normalize_rows", count, count, x.type.shape[-1], rows(x), ctx.out, floor)
+        count, n = prod(x.type.shape[:-1]), x.type.shape[-1]
+        if n:
+            ctx.blocks("normalize_rows", count, count, n, rows(x), ctx.out, floor, threads=row_threads(n))
 
     @kernels.implements(ple_gate, when=lies(ple_gate, key=-1, query=-1, value=-1))
     def _(ctx: Recorder, key: Any, query: Any, value: Any) -> None:
         count, streams, n = key.type.shape
         if n:
             args = rows(key), rows(query), rows(value), ctx.out, sqrt(n)
-            ctx.blocks("ple_gate", count * streams, count * streams, n, streams, *args)
+            ctx.blocks("ple_gate", count * streams, count * streams, n, streams, *args, threads=row_threads(n))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trueup.backends.cuda.executable import Recorder
-from trueup.backends.cuda.tuning import SEGMENT, Tuning
+from trueup.backends.cuda.tuning import SEGMENT, Tuning, row_threads
 from trueup.core.backend import KernelTable
 from trueup.core.backend.recorded import lies, rows, typed
 from trueup.core.ops import argmax, top_k
@@ -35,7 +35,7 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
         if not count * k:
             return
         if n <= SHORT:
-            ctx.blocks("top_k_short", count, count, n, k, rows(scores), values, indices)
+            ctx.blocks("top_k_short", count, count, n, k, rows(scores), values, indices, threads=row_threads(n))
             return
         segments = -(-n // SEGMENT)
         if count >= tuning.few or segments < 2 or 4 * k > SEGMENT:
