@@ -135,10 +135,22 @@ def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _poison_unnamed(call: Call) -> None:
-    """What a state holds where no sequence of the step may look: NaN, or the largest integer."""
+    """What a state holds where no sequence of the step may look, in pages of its own too: NaN, or the largest integer."""
     for p, a in call.states():
         named = set()
         for who in ("block_table",) if p.axes[0].text == "pages" else ("slots",):
             named.update(call.args[who].ravel().tolist())
         rest = [i for i in range(len(a)) if i not in named]
-        a[rest] = np.nan if a.dtype.kind == "f" else np.iinfo(a.dtype).max
+        odd: Any = np.nan if a.dtype.kind == "f" else np.iinfo(a.dtype).max
+        a[rest] = odd
+        if p.axes[0].text == "pages":
+            a[~_held(call, a.shape[:2])] = odd
+
+
+def _held(call: Call, shape: tuple[int, int]) -> Array:
+    """Which entries of the pages belong to a sequence, at the end of the step."""
+    held, table = np.zeros(shape, bool), call.args["block_table"]
+    for s, (a, b) in enumerate(call.sequences):
+        e = np.arange((int(call.args["past"][s]) + b - a) // call.attrs.get("every", 1) if a < b else 0)
+        held[table[s, e // shape[1]], e % shape[1]] = True
+    return held

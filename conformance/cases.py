@@ -6,6 +6,7 @@ Everything is a recipe, and follows from the op, the backend's declared threshol
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -30,6 +31,21 @@ GRID = (65_535, 65_536, 65_537)
 DRIFT = 512
 """Steps over which a state's drift is measured."""
 ROW_AXES = ("rows", "tokens", "outs")
+BUDGET = 2048
+"""Entries that sparse attention chooses; with an unfinished block it asks for a few more."""
+ODD = (1, 2, 3, 31, 32, 33, 63, 64, 127, 1023, 1025, 2700, 4097)
+"""Lengths of rows on both sides of whole lanes, workgroups and powers of two."""
+LONG: dict[str, tuple[dict[str, int], dict[str, str]]] = {
+    "top_k": ({"rows": 1, "candidates": GRID[-1] + 1}, {"scores": "sorted"}),
+    "argmax": ({"rows": 1, "candidates": GRID[-1] + 1}, {"scores": "sorted"}),
+    "linear": ({"n": 2, "m": GRID[-1]}, {}),
+    "embed": ({"n": 2, "vocab": GRID[-1]}, {"ids": "ends"}),
+    "index_scores": ({"tokens": 1, "d": 4, "heads": 1, "entries": 64, "blocks": 1025}, {"past": "full"}),
+    "attention": ({"tokens": 1, "d": 4, "dv": 4, "kv": 1, "group": 1, "entries": 64, "blocks": 1025}, {"past": "full"}),
+}
+"""Sizes and fillings for more than a grid's largest dimension along an axis that is not the rows'."""
+QUICK = ("paged_append", "delay", "trailing_mean", "causal_conv")
+"""Ops of sequences whose bodies take many rows at once."""
 BUSY: dict[str, dict[str, int]] = {
     "top_k": {"candidates": 3}, "argmax": {"candidates": 3}, "linear": {"n": 2, "m": 2}, "embed": {"n": 2, "vocab": 3},
 }  # fmt: skip
@@ -43,6 +59,9 @@ def explicit(op: Op, thresholds: Mapping[str, Sequence[int]], max_rows: int | No
         default(op),
         default(op, absent=frozenset()),
         *_drift(op),
+        *_company(op),
+        *_long(op),
+        *_selections(op),
         *_choices(op),
         *_lays(op),
         *_thresholds(op, thresholds),
@@ -84,6 +103,8 @@ def _choices(op: Op) -> Iterator[Recipe]:
 def _lays(op: Op) -> Iterator[Recipe]:
     """Each argument strided alone, then all together; one tensor for two arguments."""
     full = default(op, absent=frozenset())
+    if has_dots(op):  # of one axis nothing is strided
+        full = full.but(dots=(2, 3))
     others = {a.name: a.lays[1:] for a in arguments(op) if len(a.lays) > 1}
     for name, lays in others.items():
         for lay in lays:
@@ -116,6 +137,52 @@ def _thresholds(op: Op, thresholds: Mapping[str, Sequence[int]]) -> Iterator[Rec
                 yield legal(change(default(op, absent=frozenset()), axes=wide, attrs={name: size}))
 
 
+def _company(op: Op) -> Iterator[Recipe]:
+    """Several sequences of unlike lengths, also as many rows of each as there are sequences; with each optional argument
+    and without."""
+    if "cu_seqlens" not in {p.name for p in op.params}:
+        return
+    optional = frozenset(p.name for p in op.params if p.optional)
+    some = [frozenset[str](), optional, *(optional - {n} for n in sorted(optional))]
+    for absent in dict.fromkeys(some):
+        for seqs, tokens, how in ((3, 12, "ragged"), (2, 4, "ragged"), (3, 3, "ones"), (3, 7, "padded")):
+            axes = {"seqs": seqs, "tokens": tokens, "blocks": 3, "slot": 6}
+            yield _possible(op, axes, {"cu_seqlens": how, "past": "some"}, {"block": 2}, absent)
+
+
+def _possible(
+    op: Op, axes: dict[str, int], fills: dict[str, str], attrs: dict[str, Any], absent: frozenset[str]
+) -> Recipe:
+    """The simplest call with these sizes, fillings and attributes, as far as the op has them."""
+    simple = default(op)
+    return default(
+        op,
+        absent=absent,
+        axes={k: v for k, v in axes.items() if k in simple.axes},
+        fills={k: v for k, v in fills.items() if k in simple.fills},
+        attrs={k: v for k, v in attrs.items() if k in simple.attrs},
+    )
+
+
+def _selections(op: Op) -> Iterator[Recipe]:
+    """Rows sorted as a whole at odd lengths, with infinities; and as many chosen as sparse attention asks for."""
+    if op.name != "top_k":
+        return
+    for n in ODD:
+        for how in ("normal", "masked", "allmasked", "inf"):
+            yield default(op, axes={"rows": 2, "candidates": n}, attrs={"k": n}, fills={"scores": how})
+    for k in (1023, 1024, BUDGET - 1, BUDGET, BUDGET + 1, BUDGET + 3, 3000):
+        yield default(op, axes={"rows": 2, "candidates": 3000}, attrs={"k": k}, fills={"scores": "ties"})
+    yield default(op, axes={"rows": 2, "candidates": BUDGET + 2}, attrs={"k": BUDGET + 2})
+
+
+def _long(op: Op) -> Iterator[Recipe]:
+    """More than a grid's largest dimension of columns, of entries, of rows of a table."""
+    if op.name in LONG:
+        axes, fills = LONG[op.name]
+        yield default(op, axes=axes, fills=fills)
+
+
 def _many_rows(op: Op, n: int) -> Iterator[Recipe]:
     """Many rows, everything else narrow. In steps of sequences most rows are padding, so that the reference keeps up."""
     narrow = {a: min(s for s in axis_choices(op, a) if s > 0) for a in axis_names(op)} | BUSY.get(op.name, {})
@@ -125,7 +192,10 @@ def _many_rows(op: Op, n: int) -> Iterator[Recipe]:
     if axis == "...":
         yield legal(change(default(op), axes=narrow, dots=(n,)))
     elif "cu_seqlens" in {p.name for p in op.params}:
-        yield legal(change(default(op), axes=narrow | {"tokens": n, "seqs": 1}, fills={"cu_seqlens": "few"}))
+        one = narrow | {"tokens": n, "seqs": 1}
+        yield legal(change(default(op), axes=one, fills={"cu_seqlens": "few"}))
+        if op.name in QUICK and n == GRID[-1]:
+            yield legal(change(default(op), axes=one | {"entries": 64}, fills={"past": "zero"}))
     elif axis in ROW_AXES:
         yield legal(change(default(op), axes=narrow | {axis: n}))
 

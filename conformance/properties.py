@@ -483,11 +483,12 @@ def _equal_keys(call: Call, scores: Any) -> Found:
             continue
         at = np.arange(n)
         rows = keys[table[s, at // keys.shape[1]], at % keys.shape[1]]
-        _, group = np.unique(rows.view(np.uint32), axis=0, return_inverse=True)
+        _, group, members = np.unique(rows.view(np.uint32), axis=0, return_inverse=True, return_counts=True)
+        several = np.flatnonzero(members > 1)
         for t in range(a, b):
             seen = (int(call.args["past"][s]) + t - a + 1) // every
             row = np.ascontiguousarray(scores[t, :seen]).view(np.uint32)
-            for g in np.unique(group[:seen]):
+            for g in several:
                 same = row[group[:seen] == g]
                 if len(np.unique(same)) > 1 and not np.isnan(same.view(np.float32)).all():
                     return Found(np.inf, f"row {t}: entries of equal keys score {same.view(np.float32)[:4].tolist()}")

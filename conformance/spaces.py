@@ -183,7 +183,7 @@ def arguments(op: Op) -> list[Argument]:
         first = p.axes[0].text if p.axes else ""
         if p.mutates or first in ("slot", "pages"):
             lays = ("row", "region") if len(p.axes) > 2 else ("row",)
-        elif p.dtype != "weight" and not index and not p.variadic and p.axes:
+        elif p.dtype != "weight" and not index and not p.variadic and (len(p.axes) > 1 or has_dots(op)):
             lays = ("row", "columns", "heads") if len(p.axes) > 2 else ("row", "columns")
         out.append(Argument(p.name, fills, types, lays, p.optional))
     return out

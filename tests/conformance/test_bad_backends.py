@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,28 +15,28 @@ from trueup.conformance.runner import failing
 Judge = Callable[..., Iterator[Verdict]]
 
 BAD = [
-    # backend, op, property; others that may be met first
-    ("rows_and_k_swapped", "top_k", "values", {"batch"}),
-    ("wrong_tie", "top_k", "ties", set()),
+    # backend, op, property; others that may be met first; public faults that it has
+    ("rows_and_k_swapped", "top_k", "values", {"batch"}, "B01"),
+    ("wrong_tie", "top_k", "ties", set(), "B02"),
     ("truncated_keys", "top_k", "values", set()),
-    ("nan_ignored", "top_k", "values", set()),
-    ("argmax_skips_nan", "argmax", "values", set()),
-    ("few_in_a_workgroup", "top_k", "values", set()),
+    ("nan_ignored", "top_k", "values", set(), "B05"),
+    ("argmax_skips_nan", "argmax", "values", set(), "B05"),
+    ("few_in_a_workgroup", "top_k", "values", set(), "B03"),
     ("fillers_left", "top_k", "written", set()),
     ("off_by_one", "take_rows", "values", set()),
-    ("page_offset", "paged_append", "states", set()),
+    ("page_offset", "paged_append", "states", set(), "B21"),
     ("wrong_axis", "group_rms_norm", "values", set()),
-    ("masked_row_nan", "softmax", "values", set()),
-    ("bf16_state", "gated_delta_rule", "states", set()),
-    ("slow_drift", "gated_delta_rule", "drift", {"split", "states"}),
-    ("no_subtraction", "gated_delta_rule", "values", set()),
-    ("one_past_for_all", "index_scores", "values", set()),
-    ("offset_twice", "index_scores", "values", set()),
+    ("masked_row_nan", "softmax", "values", set(), "B07"),
+    ("bf16_state", "gated_delta_rule", "states", set(), "B34"),
+    ("slow_drift", "gated_delta_rule", "drift", {"split", "states"}, "B34"),
+    ("no_subtraction", "gated_delta_rule", "values", set(), "B35"),
+    ("one_past_for_all", "index_scores", "values", set(), "B12"),
+    ("offset_twice", "index_scores", "values", set(), "B13"),
     ("sink_forgotten", "merge_attention", "values", set()),
     ("bf16_activations", "linear", "values", set()),
-    ("batch_shape_noise", "linear", "batch", set()),
+    ("batch_shape_noise", "linear", "batch", set(), "B42"),
     ("run_to_run", "linear", "repeat", set()),
-    ("beyond_the_grid", "expert_linear", "written", {"batch"}),
+    ("beyond_the_grid", "expert_linear", "written", {"batch"}, "B76"),
     ("uninitialized", "repeat_streams", "written", set()),
     ("past_the_end", "concat", "canaries", set()),
     ("in_place", "silu", "inputs", set()),
@@ -43,13 +44,40 @@ BAD = [
     ("neighbour_slot", "delay", "states", set()),
     ("reads_wide", "scale_rows", "values", set()),
     ("leaking", "add", "memory", set()),
-    ("stale_graph", "add", "replay", set()),
-    ("keyed_by_shape", "clamp", "cache", set()),
-    ("lying_supports", "linear", "refusal", set()),
-    ("lying_quietly", "embed", "values", set()),
-    ("no_reason", "linear", "refusal", set()),
-    ("wavering", "linear", "refusal", set()),
-    ("broken_after_errors", "expert_combine", "errors", set()),
+    ("stale_graph", "add", "replay", set(), "B40"),
+    ("keyed_by_shape", "clamp", "cache", set(), "B40"),
+    ("lying_supports", "linear", "refusal", set(), "B84"),
+    ("lying_quietly", "embed", "values", set(), "B84"),
+    ("no_reason", "linear", "refusal", set(), "B84"),
+    ("wavering", "linear", "refusal", set(), "B84"),
+    ("broken_after_errors", "expert_combine", "errors", set(), "B76"),
+    ("two_thousand_in_a_workgroup", "top_k", "values", set(), "B03"),
+    ("lanes_of_padding", "top_k", "values", set(), "B06"),
+    ("first_for_every_choice", "top_k", "values", set(), "B08"),
+    ("short_index", "top_k", "values", set(), "B76"),
+    ("right_once", "top_k", "repeat", set(), "B23"),
+    ("finite_mask", "softmax", "values", set(), "B07"),
+    ("unseen_row_nan", "attention", "values", set(), "B07"),
+    ("empty_parts_nan", "merge_attention", "values", set(), "B07"),
+    ("not_normalized", "normalize", "values", set(), "B10"),
+    ("divided_by_zero", "normalize", "values", set(), "B10"),
+    ("some_rows_wanted", "expert_linear", "refusal", set(), "B09"),
+    ("one_past_for_attention", "attention", "values", set(), "B12"),
+    ("masked_by_zero", "attention", "values", set(), "B16"),
+    ("one_table_for_all", "paged_append", "states", set(), "B17"),
+    ("no_relu", "index_scores", "values", set(), "B19"),
+    ("unfinished_block", "index_scores", "values", set(), "B19"),
+    ("tail_forgotten", "attention", "values", set(), "B19"),
+    ("padding_as_rows", "causal_conv", "values", set(), "B32"),
+    ("gate_before_norm", "gated_rms_norm", "values", set(), "B35"),
+    ("one_plus_weight", "gated_rms_norm", "values", set(), "B35"),
+    ("kept_before_the_row", "causal_conv", "states", set(), "B46"),
+    ("columns_beyond_the_grid", "linear", "written", {"values"}, "B76"),
+    ("appends_beyond_the_grid", "paged_append", "states", set(), "B76"),
+    ("entries_beyond_the_grid", "index_scores", "written", {"values"}, "B76"),
+    ("input_handed_on", "silu", "values", set(), "B84"),
+    ("no_empty_buffers", "add", "refusal", set(), "B78"),
+    ("leaking_after_errors", "expert_combine", "memory", set(), "B79"),
 ]
 
 
@@ -64,17 +92,28 @@ def caught(verdicts: Iterator[Verdict], name: str, others: set[str]) -> Verdict:
     pytest.fail(f"no case fails by {name}")
 
 
-@pytest.mark.parametrize(("backend", "op", "name", "others"), BAD, ids=[b[0] for b in BAD])
+def marked(row: tuple[Any, ...], plain: int) -> Any:
+    """A row as a parameter: what follows the first `plain` entries are ids of faults."""
+    return pytest.param(*row[:plain], id=row[0], marks=[pytest.mark.fault(*row[plain:])] if row[plain:] else [])
+
+
+@pytest.mark.parametrize(("backend", "op", "name", "others"), [marked(b, 4) for b in BAD])
 def test_a_wrong_kernel_is_caught(judge: Judge, backend: str, op: str, name: str, others: set[str]) -> None:
     v = caught(judge(backend, "ops", op), name, others)
     assert v.properties[name].detail
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"), [("dropped_sink", "states"), ("deferred_sinks", "values"), ("swapped_sinks", "values")]
-)
+ORDERS = [
+    ("dropped_sink", "states", "B37"),
+    ("deferred_sinks", "values", "B37"),
+    ("swapped_sinks", "values", "B38"),
+    ("overlaps_ignored", "values", "B38"),
+]
+
+
+@pytest.mark.parametrize(("backend", "name"), [marked(b, 2) for b in ORDERS])
 def test_wrong_orders_of_effects_are_caught(judge: Judge, backend: str, name: str) -> None:
-    """B37, B38: a sink that is dropped, deferred to the end, or exchanged with another."""
+    """A sink that is dropped, deferred to the end, or exchanged with another."""
     caught(judge(backend, "effects"), name, {"states", "values"})
 
 

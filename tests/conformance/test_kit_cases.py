@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import trueup.core.ops  # noqa: F401  # registers the ops
 from trueup.conformance.adversarial import FILLS, values
 from trueup.conformance.build import build
-from trueup.conformance.cases import GRID, drawn, explicit, recipes
+from trueup.conformance.cases import GRID, ROW_AXES, drawn, explicit, recipes
 from trueup.conformance.errors import KitError
 from trueup.conformance.shrink import shrink, simpler_cases
 from trueup.conformance.spaces import arguments, axis_choices, axis_names, default, find, read, space, text
@@ -52,9 +52,12 @@ def test_every_choice_is_met(name: str) -> None:
 @pytest.mark.parametrize("name", ["take_rows", "paged_append", "top_k", "rms_norm", "linear", "expert_linear", "embed"])
 def test_rows_around_the_largest_grid(name: str) -> None:
     """B76: 65,535, 65,536 and 65,537 rows, the rest narrow."""
-    sizes = [max((*r.axes.values(), *r.dots)) for r in explicit(find(name), {})]
-    assert set(GRID) <= set(sizes)
-    assert GRID[2] not in [max((*r.axes.values(), *r.dots)) for r in explicit(find(name), {}, max_rows=65_536)]
+
+    def rows(most: int | None) -> set[int]:
+        found = explicit(find(name), {}, max_rows=most)
+        return {max((0, *r.dots, *(n for a, n in r.axes.items() if a in ROW_AXES))) for r in found}
+
+    assert set(GRID) <= rows(None) and GRID[2] not in rows(65_536)
 
 
 def test_both_sides_of_every_declared_threshold() -> None:
@@ -113,6 +116,55 @@ def test_unnamed_pages_and_slots_are_poison() -> None:
     used = c.args["slots"].tolist()
     for i, row in enumerate(c.args["state"]):
         assert np.isnan(row).all() == (i not in used)
+
+
+@pytest.mark.fault("B16")
+def test_entries_beyond_a_sequence_are_poison_in_its_own_pages() -> None:
+    c = build(default(find("attention"), axes={"tokens": 2, "entries": 4, "blocks": 2}, fills={"past": "zero"}))
+    page = c.args["block_table"][0, 0]
+    for state in (c.args["keys"], c.args["values"]):
+        assert np.isfinite(state[page, :2]).all() and np.isnan(state[page, 2:]).all()
+
+
+@pytest.mark.fault("B84")
+def test_every_argument_that_can_lie_in_strides_does() -> None:
+    """Of tensors of one axis there are no strides: a filling of one axis is no test of them."""
+    for op in OPS.values():
+        for a in arguments(op):
+            p = next(p for p in op.params if p.name == a.name)
+            if "columns" in a.lays:
+                laid = [r for r in explicit(op, {}) if r.lays.get(a.name) == "columns"]
+                assert any(build(r).args[p.name].ndim > 1 for r in laid), f"{a.name} of {op.name}"
+
+
+@pytest.mark.fault("B12")
+def test_several_sequences_with_and_without_each_optional_argument() -> None:
+    for op in OPS.values():
+        if "seqs" in axis_names(op):
+            several = [r for r in explicit(op, {}) if r.axes["seqs"] > 1 and not r.fault]
+            for a in arguments(op):
+                assert {a.name in r.absent for r in several} == ({False, True} if a.optional else {False}), op.name
+
+
+@pytest.mark.fault("B76")
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("top_k", ["candidates"]), ("argmax", ["candidates"]), ("linear", ["m"]), ("embed", ["vocab"]),
+        ("index_scores", ["blocks", "entries"]), ("attention", ["blocks", "entries"]), ("paged_append", ["tokens"]),
+    ],
+)  # fmt: skip
+def test_more_than_a_grid_holds_along_any_axis(name: str, axes: list[str]) -> None:
+    """In steps of sequences the rows around the largest grid are padding; here they are rows."""
+    large = [r for r in explicit(find(name), {}) if np.prod([r.axes[a] for a in axes]) > GRID[1]]
+    assert any(r.fills.get("cu_seqlens") != "few" for r in large)
+
+
+@pytest.mark.fault("B03", "B06")
+def test_rows_are_chosen_from_as_a_whole_and_by_the_budget_of_sparse_attention() -> None:
+    found = {(r.axes["candidates"], r.attrs["k"]) for r in explicit(find("top_k"), {})}
+    assert {(n, n) for n in (1, 31, 33, 1023, 1025, 2700, 4097)} <= found
+    assert {(3000, k) for k in (1023, 1024, 2047, 2048, 2049, 2051, 3000)} | {(2050, 2050)} <= found
 
 
 def test_a_failing_case_becomes_as_small_as_it_can() -> None:
