@@ -86,6 +86,9 @@ def _choices(op: Op) -> Iterator[Recipe]:
             if len(a.types) > 1:
                 yield legal(change(full, types={a.name: t}))
                 yield legal(change(change(full, **wide), types={a.name: t}))
+        if "mxfp4" in a.types:
+            others = {b.name: "spread" for b in arguments(op) if "spread" in b.fills}
+            yield legal(change(full, types={a.name: "mxfp4"}, fills={**others, a.name: "zeros"}))
         if a.optional:
             yield default(op, absent=frozenset({a.name}))
     for n in axis_names(op):

@@ -73,6 +73,7 @@ BAD = [
     ("one_plus_weight", "gated_rms_norm", "values", set(), "B35"),
     ("kept_before_the_row", "causal_conv", "states", set(), "B46"),
     ("columns_beyond_the_grid", "linear", "written", {"values"}, "B76"),
+    ("smallest_scale_is_zero", "embed", "values", set(), "B67"),
     ("appends_beyond_the_grid", "paged_append", "states", set(), "B76"),
     ("entries_beyond_the_grid", "index_scores", "written", {"values"}, "B76"),
     ("input_handed_on", "silu", "values", set(), "B84"),

@@ -104,7 +104,7 @@ def test_fillings_hold_what_they_promise() -> None:
 
 @pytest.mark.parametrize("dtype", BLOCKS)
 def test_weights_of_every_type_are_finite_and_of_every_code(dtype: str) -> None:
-    w = weight("w", (64, 512), dtype, np.zeros((64, 512), np.float32), np.random.default_rng(1))
+    w = weight("w", (64, 512), dtype, np.ones((64, 512), np.float32), np.random.default_rng(1))
     array = np.asarray(w)
     assert np.isfinite(array).all() and array.std() > 1e-4
     assert len(np.unique(w.data)) == 256

@@ -152,6 +152,19 @@ def test_rows_are_those_of_gguf(dtype: str) -> None:
             w[outside]
 
 
+@pytest.mark.fault("B67")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("scale", [0, 1, 126, 127, 128, 254, 255])
+def test_exponent_scales_are_powers_of_two_from_end_to_end(scale: int) -> None:
+    """Codes of 4 bits by hand, times 2^(scale - 127); what float32 can't hold is an infinity."""
+    codes = np.arange(16)
+    block = np.array([[scale, *(codes | codes << 4)]], np.uint8)
+    half = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    want = np.concatenate([half, -half]) * 2.0 ** (scale - 127)
+    got = np.asarray(Weight("w", TensorType((1, 32), "mxfp4"), block))[0]
+    np.testing.assert_array_equal(got, np.concatenate([want, want]).astype(np.float32))
+
+
 @pytest.mark.parametrize("dtype", GGUF)
 @pytest.mark.parametrize("shape", [(0, 2), (3, 0), (0, 0), (0,)])
 def test_nothing_is_a_weight_too(dtype: str, shape: tuple[int, ...]) -> None:

@@ -11,6 +11,7 @@ from trueup.core.backend import AddressedTarget, HostMemory
 from trueup.core.ops import (
     attention,
     causal_conv,
+    embed,
     expert_linear,
     gated_rms_norm,
     index_scores,
@@ -219,6 +220,13 @@ def kept_before_the_row(
 def columns_beyond_the_grid(ctx: Any, x: Any, weight: Any) -> None:
     """B76: columns from 65,535 on are in no block of the grid."""
     ctx.out[..., :GRID] = linear.body(x, np.asarray(weight)[:GRID])
+
+
+@wrong(embed)
+def smallest_scale_is_zero(ctx: Any, table: Any, ids: Any) -> None:
+    """B67: the lowest bytes of an exponent scale are taken for 0."""
+    out = embed.body(table, ids)
+    ctx.out[...] = np.where(np.abs(out) < 2.0**-122, 0, out) if table.type.dtype == "mxfp4" else out
 
 
 @wrong(paged_append)
