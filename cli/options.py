@@ -43,7 +43,8 @@ BackendName = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME[:DEVICE]",
-        help="What computes; a device by number or by a part of its name. It runs there, or the command fails.",
+        help="What computes; a device by number or by a part of its name. It runs there, or the command fails. "
+        "auto: a GPU where there is one, else cpu.",
     ),
 ]
 Threads = Annotated[
@@ -127,7 +128,9 @@ def open_engine(
     """The engine that a command's options describe; `drafting` comes from cli/drafting.py. Raises as `trueup.load` does."""
     from trueup.core.errors import Unavailable
     from trueup.runtime import load
+    from trueup.runtime.devices import resolve
 
+    backend = resolve(backend)
     try:
         return load(
             model, backend=backend, context=context, sequences=sequences, checkpoints=checkpoints,

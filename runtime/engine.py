@@ -18,14 +18,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.core.backend import Device, Executable, Target, Watcher, conditions, observe
-from trueup.core.errors import Unavailable
+from trueup.core.backend import Executable, Target, Watcher, conditions, observe
 from trueup.core.plan import Plan, PlanOptions, build_plan
-from trueup.core.plugins import host
 from trueup.core.state import Capacity, PerSequence
 from trueup.models import Model, load_model
 from trueup.models.architecture import DraftShape, StepShape
 
+from .devices import open_target
 from .generate import Piece, generate
 from .sampling import Sampler
 from .session import Session
@@ -470,30 +469,6 @@ def _chunks(lengths: list[int], batch: int) -> list[list[tuple[int, int, int]]]:
     return out
 
 
-def open_target(name: str, options: dict[str, Any]) -> Target:
-    """Open a backend's device: `cpu`, or `vulkan:1` and `vulkan:NAME` for another than the first. Unavailable says why not."""
-    backend_name, _, wanted = name.partition(":")
-    backend = host().backend(backend_name)
-    devices = backend.devices()
-    if not devices:
-        raise Unavailable(f"backend {backend_name} has no device here")
-    return backend.open(_pick(backend_name, devices, wanted), **options)
-
-
-def _pick(backend: str, devices: list[Device], wanted: str) -> Device:
-    if not wanted:
-        return devices[0]
-    if wanted.isdecimal() and int(wanted) < len(devices):
-        return devices[int(wanted)]
-    named = [d for d in devices if wanted.lower() in d.name.lower()]
-    if len(named) == 1:
-        return named[0]
-    have = ", ".join(f"{i}: {d.name}" for i, d in enumerate(devices))
-    raise Unavailable(
-        f"backend {backend} has {'no' if not named else 'more than one'} device '{wanted}'; it has {have}"
-    )
-
-
 def load(
     path: str | Path | None = None,
     *,
@@ -518,10 +493,10 @@ def load(
     """Open a GGUF file, or without a path the bundled model, on a backend.
 
     `backend` runs what it is told or raises: Unavailable where it can't be opened, Refused where it refuses a node, unless
-    `allow_fallback` lets the reference run such nodes. Further options go to the backend, as `threads` to `cpu`. A file that
-    is no model raises GGUFError. `strict` refuses, by a StrictError, a graph or a step that is outside of what its ops
-    promise, as docs/add-a-model.md lists it. `watch` is asked before each step who looks on at its nodes, as
-    `trueup.conformance.verify.Verifier` does to judge them.
+    `allow_fallback` lets the reference run such nodes; "auto" is a device that is no processor, else "cpu". Further options
+    go to the backend, as `threads` to `cpu`. A file that is no model raises GGUFError. `strict` refuses, by a StrictError, a
+    graph or a step that is outside of what its ops promise, as docs/add-a-model.md lists it. `watch` is asked before each
+    step who looks on at its nodes, as `trueup.conformance.verify.Verifier` does to judge them.
 
     `draft` makes generation speculative: so many tokens are drafted before each step, or "auto", as many as pay. `drafter`
     is "mtp" (the model's own head, which may come from a sidecar file, `mtp`), "lookup", "model" (with `drafter_options`

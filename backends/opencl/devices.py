@@ -63,6 +63,8 @@ def describe(cl: Any, device: Any, index: int) -> Device:
         features.add("denormals")
     if config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT:
         features.add("correctly_rounded_divide_sqrt")
+    if kind == "gpu" and device.host_unified_memory:
+        features.add("unified_memory")
     return Device(
         name=device.name.strip(),
         kind=kind,

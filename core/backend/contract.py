@@ -54,8 +54,9 @@ class Device:
     """A device as data.
 
     `kind` is "cpu", "gpu" or "accelerator"; `memory` its bytes, None where unknown; `limits` integers that kernels'
-    conditions read; `hardware` names the piece of hardware (a PCI address) so that one card offered by two backends is
-    taken once; `versions` of driver, compiler and the like.
+    conditions read; the feature "unified_memory" says that its memory is the host's; `hardware` names the piece of
+    hardware (a PCI address) so that one card offered by two backends is taken once; `versions` of driver, compiler and
+    the like.
     """
 
     name: str

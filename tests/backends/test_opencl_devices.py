@@ -31,6 +31,7 @@ class FakeDevice:
         self.name, self.type, self.version, self.driver_version, self.info = f" {name} ", type, version, driver, info
         self.global_mem_size, self.max_mem_alloc_size, self.local_mem_size = 8 << 30, 2 << 30, 48 << 10
         self.max_work_group_size, self.max_compute_units = 1024, 20
+        self.host_unified_memory = bool(info.get("unified"))
         self.extensions, self.single_fp_config = "cl_khr_fp64 cl_khr_byte_addressable_store", 1 | 128
 
     def get_info(self, key: str) -> Any:
@@ -105,6 +106,16 @@ def test_processors_are_of_kind_cpu_come_last_and_are_this_host(install: Install
     assert OpenCL().devices()[2].hardware == "host"
     install(("Soft", [both]))
     assert OpenCL().devices()[0].kind == "cpu"
+
+
+@pytest.mark.fault("B83")
+def test_a_gpu_without_memory_of_its_own_says_so(install: Install) -> None:
+    """So that `auto` takes another one first; processors have none anyway."""
+    gpus = [FakeDevice("Card", GPU), FakeDevice("On board", GPU, unified=True), FakeDevice("P", CPU, unified=True)]
+    install(("A", gpus))
+    assert {d.name: "unified_memory" in d.features for d in OpenCL().devices()} == {
+        "Card": False, "On board": True, "P": False,
+    }  # fmt: skip
 
 
 @pytest.mark.fault("B83")
