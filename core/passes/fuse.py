@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -82,18 +83,18 @@ class Pattern:
 
     # -- matching ------------------------------------------------------------------------------------------------------
 
-    def matches(self, graph: Graph) -> tuple[list[Match], str]:
-        """Disjoint matches in program order; where there is none, the difference that came latest in the pattern."""
-        by_op: dict[Any, list[Node]] = {}
-        users: dict[Value, set[Node]] = {}
-        for n in graph.nodes:
-            by_op.setdefault(n.op, []).append(n)
-            for v in n.values:
-                users.setdefault(v, set()).add(n)
+    def matches(self, graph: Graph, used: Collection[Node] = ()) -> tuple[list[Match], str]:
+        """Disjoint matches in program order, without nodes that are `used`; where there is none, the difference that came
+        latest in the pattern."""
+        return self._matches(graph, *_index(graph), used)
+
+    def _matches(
+        self, graph: Graph, by_op: Mapping[Any, list[Node]], users: Mapping[Value, set[Node]], used: Collection[Node]
+    ) -> tuple[list[Match], str]:
         outputs = set(graph.outputs.values())
         found: list[Match] = []
-        taken: set[Node] = set()
-        search = _Search(by_op, users)
+        taken = set(used)
+        search = _Search(by_op, users, used)
         for start in by_op.get(self.roots[0].op, ()):
             for b in search.extend(_Binding(), self.roots[0], start, self.roots[1:]):
                 nodes = sorted(set(b.nodes.values()), key=lambda n: n.id)
@@ -160,8 +161,10 @@ class _Binding:
 class _Search:
     """Extends a binding over a pattern's nodes; remembers the mismatch that was met deepest."""
 
-    def __init__(self, by_op: Mapping[Any, list[Node]], users: Mapping[Value, set[Node]]) -> None:
-        self.by_op, self.users = by_op, users
+    def __init__(
+        self, by_op: Mapping[Any, list[Node]], users: Mapping[Value, set[Node]], used: Collection[Node]
+    ) -> None:
+        self.by_op, self.users, self.used = by_op, users, used
         self.depth = -1
         self._difference: str | Callable[[], str] = ""
 
@@ -217,6 +220,8 @@ class _Search:
     def node(self, b: _Binding, pattern: Node, node: Node) -> _Binding | None:
         if pattern in b.nodes:
             return b if b.nodes[pattern] is node else None
+        if node in self.used:
+            return None
         if node.op is not pattern.op:
             self.note(len(b.nodes), lambda: f"{node} where the pattern has {pattern.op.name}")
             return None
@@ -262,21 +267,40 @@ class FusionReport:
 
 def fuse(graph: Graph, patterns: Sequence[Pattern], accepts: Callable[..., Any]) -> tuple[Graph, list[FusionReport]]:
     """Replace what matches and is accepted, the largest patterns first, then in the order of registration."""
-    reports = []
+    index = _index(graph)
+    used: set[Node] = set()
+    taken: list[Match] = []
+    said: list[tuple[Pattern, list[str], str]] = []
     for p in sorted(patterns, key=lambda p: -len(p.graph.nodes)):
-        found, difference = p.matches(graph)
-        taken, declined = [], []
+        found, difference = p._matches(graph, *index, used)
+        declined = []
         for m in found:
             answer = accepts(p, m.types(), m.attrs)
             if answer:
                 taken.append(m)
+                used.update(m.nodes)
             else:
                 declined.append(answer.reason)
-        fused, waiting = rewrite(graph, _emit, taken) if taken else (graph, [])
-        declined += ["it would have to wait for itself"] * len(waiting)
-        graph = fused
-        reports.append(FusionReport(p.name, len(taken) - len(waiting), tuple(dict.fromkeys(declined)), difference))
-    return graph, reports
+        said.append((p, declined, difference))
+    fused, waiting = rewrite(graph, _emit, taken) if taken else (graph, [])
+    counts = Counter(m.pattern for m in taken if m not in waiting)
+    reports = []
+    for p, declined, difference in said:
+        if any(isinstance(m, Match) and m.pattern is p for m in waiting):
+            declined.append("it would have to wait for itself")
+        reports.append(FusionReport(p.name, counts[p], tuple(dict.fromkeys(declined)), difference))
+    return fused, reports
+
+
+def _index(graph: Graph) -> tuple[dict[Any, list[Node]], dict[Value, set[Node]]]:
+    """The nodes of each op, and the users of each value."""
+    by_op: dict[Any, list[Node]] = {}
+    users: dict[Value, set[Node]] = {}
+    for n in graph.nodes:
+        by_op.setdefault(n.op, []).append(n)
+        for v in n.values:
+            users.setdefault(v, set()).add(n)
+    return by_op, users
 
 
 def _emit(new: Graph, unit: Node | Group, get: Callable[[Input], Any]) -> dict[Value, Value]:

@@ -149,7 +149,7 @@ def test_attributes_are_given_or_held_equal(kit: Any) -> None:
         four=lambda v, w: ops.mix(ops.scale(v, by=4.0), w),
     )
     assert r["any_by"].fused == 2 and r["four"].fused == 0
-    assert r["four"].difference == "#2 scale has by=2.0 where the pattern has by=4.0"
+    assert r["four"].difference == "#4 scale has by=2.0 where the pattern has by=4.0"
 
 
 def test_one_hole_is_one_number(kit: Any) -> None:
