@@ -64,7 +64,7 @@ class Work:
 
 def main() -> int:
     options = _arguments()
-    target = open_target(options.backend, {})
+    target = open_target(options.backend, dict.fromkeys(options.option, True))
     large = options.large or (not options.small and target.device.kind != "cpu")
     copied = copy_bandwidth(target, (1 << 30) if large else (1 << 26))
     rows = [Row("copy in the device's memory", {"GB/s": copied / 1e9})]
@@ -78,7 +78,7 @@ def main() -> int:
     device = device_json(target.device)
     target.close()
     if not options.only:
-        for row in model(options.backend):
+        for row in model(options.backend, dict.fromkeys(options.option, True)):
             rows.append(row)
             print(_line(row), file=sys.stderr)
     if not options.no_check:
@@ -95,6 +95,9 @@ def _arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--backend", default="opencl", help="NAME[:DEVICE]")
     p.add_argument("--json", metavar="FILE", help="write the figures here too")
+    p.add_argument(
+        "--option", action="append", default=[], metavar="NAME", help="open the device with NAME=True, as invariant"
+    )
     p.add_argument("--only", metavar="TEXT", help="only kernels whose line holds this")
     p.add_argument("--examples", type=int, default=5, help="random cases for each op that is judged")
     p.add_argument("--no-check", action="store_true", help="do not judge what was timed")
@@ -284,11 +287,11 @@ def _attention(tokens: int, length: int) -> Built:
 # -- the bundled model -------------------------------------------------------------------------------------------------
 
 
-def model(backend: str) -> Iterator[Row]:
+def model(backend: str, given: dict[str, Any]) -> Iterator[Row]:
     """Tokens a second of the bundled model, with the device's fusions and without."""
     ids = np.random.default_rng(0).integers(10, 4000, 1024).tolist()
     for fusion in (True, False):
-        engine = trueup.load(backend=backend, context=2048, fusion=fusion)
+        engine = trueup.load(backend=backend, context=2048, fusion=fusion, **given)
         if not fusion and not engine.target.patterns:
             engine.close()
             return
