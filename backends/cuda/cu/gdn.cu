@@ -187,13 +187,13 @@ KERNEL delta_chunks(
         const i64 by = heads * (key ? dk : dv);
 #pragma unroll
         for (int r = 0; r < CHUNK_ROWS; r++) {
+            mine[r] = 0;
+            if (r >= rows) continue; // such rows of `pairs` hold nothing
             float before = 0;
 #pragma unroll
             for (int i = 0; i < r; i++) before += pairs[r * CHUNK_ROWS + i] * mine[i];
-            if (r < rows) {
-                mine[r] = strength[r] * ((key ? whole[r] * keys[r][c] : given[r][c - dk]) - before);
-                to[r * by] = mine[r];
-            } else mine[r] = 0;
+            mine[r] = strength[r] * ((key ? whole[r] * keys[r][c] : given[r][c - dk]) - before);
+            to[r * by] = mine[r];
         }
     }
 }
