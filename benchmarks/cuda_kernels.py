@@ -1,6 +1,7 @@
 """How fast kernels are on an NVIDIA GPU at the shapes that models have, beside its own copy, torch, and the kit's verdict.
 
-    python benchmarks/cuda_kernels.py [--backend cuda[:DEVICE]] [--only TEXT] [--model FILE] [--json FILE] [--no-check] [--no-torch]
+    python benchmarks/cuda_kernels.py [--backend cuda[:DEVICE]] [--only TEXT] [--model FILE] [--json FILE] [--no-check]
+        [--no-torch]
 
 A line's work is captured into a CUDA graph that holds it many times, and the graph is replayed: the figure is the median of
 several timings, a share of one replay, so no launch from Python is in it. Bytes are what must be read and written at least;
