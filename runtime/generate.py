@@ -78,22 +78,30 @@ def generate(
     while reason is None:
         pieces: list[Piece] = []
         fed = 0  # of the turn's tokens, those that have to be fed now
-        for token, logprob in turn.chosen:
-            fed = len(pieces)
-            if turns.start + fed == limit:
-                reason = "length"
-            elif token in ends:
-                reason = "stop"
-            else:
-                chosen += 1
-                pieces.append(Piece(stops.push(texts.push(token)), (token,), (logprob,)))
-                if stops.stopped is not None or chosen == max_tokens:
-                    reason = "length" if stops.stopped is None else "stop"
-                    fed += going_on
-            if reason is not None:
-                break
+        error: BaseException | None = None
+        try:
+            for token, logprob in turn.chosen:
+                fed = len(pieces)
+                if turns.start + fed == limit:
+                    reason = "length"
+                elif token in ends:
+                    reason = "stop"
+                else:
+                    chosen += 1
+                    pieces.append(Piece(stops.push(texts.push(token)), (token,), (logprob,)))
+                    if stops.stopped is not None or chosen == max_tokens:
+                        reason = "length" if stops.stopped is None else "stop"
+                        fed += going_on
+                if reason is not None:
+                    break
+        except (
+            BaseException
+        ) as e:  # a token that the tokenizer lacks, say: what is before it stands, as in plain decoding
+            error = e
         turns.settle(min(fed, turn.accepted))
         yield from pieces
+        if error is not None:
+            raise error
         if reason is not None:
             turns.feed(turn.chosen[turn.accepted : fed])
         elif turns.start + len(pieces) == limit:

@@ -10,19 +10,29 @@ from statistics import median
 
 MEASURED = 3
 """Rounds by which a depth is judged at first."""
-REFRESH = 32
-"""Rounds after which a depth beside the best is measured again."""
-MEMORY = 0.95
+MEMORY = 0.94
 """Weight of what was known of a position's acceptance when a round adds to it."""
+AGEING = 0.99
+"""The same after each round that adds nothing."""
+COSTS = 15
+"""Rounds of a depth of which costs are remembered."""
+LIKELY = 0.75
+"""The chance to be accepted that is supposed of a token of which nothing is known."""
+TRYING = 0.03
+"""The part of all time that trying depths beside the best may lose."""
+SPACING = 8
+"""Rounds between two such trials at least."""
 
 
 class DepthController:
     """Chooses each round's depth from 0, plain decoding, to `most`.
 
     A round of depth d costs what the last ones of its depth cost in the median, and commits one token and each drafted one
-    that is accepted: position i with the chance that positions up to i all are. Depths not tried yet are guessed from the
-    deepest two that were, and tried when they promise more than the best. Where plain decoding is best, drafting is tried
-    again ever more rarely, so that what is lost by trying stays a small part.
+    that is accepted: position i with the chance that positions up to i all are. A depth that was never used is tried where
+    it would be best if it cost no more than the next smaller one, twice as deep as before each time; and if rounds of new
+    depths first take long, as plans have to be compiled, only once plain decoding has lost as much by not drafting. Depths
+    beside the best are tried again as often as that loses a small part of the time; drafting that would not pay even if all
+    were accepted, is not.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,69 +40,108 @@ class DepthController:
             raise ValueError(f"at least 1 token must be drafted at most, got {most}")
         self.most = most
         self._costs: dict[int, deque[float]] = {}
-        self._hits = [1.0] * (most + 1)
-        self._seen = [1.0] * (most + 1)
-        self._rounds = 0
-        self._next_try = REFRESH
-        self._pause = REFRESH
-        self._side = 0
+        self._asked = [0] * (most + 1)
+        self._hits = [0.0] * most
+        self._seen = [0.0] * most
+        self._setup = 0.0  # seconds that a depth takes once, when it is new
+        self._missed = 0.0  # seconds lost so far by not using a depth that was not tried yet
+        self._spent = self._lost = 0.0
+        self._rounds = self._last_trial = self._trials = 0
 
     def depth(self, limit: int | None = None) -> int:
         """The depth of the next round, at most `limit`."""
-        return min(self._choose(), self.most if limit is None else max(limit, 0))
+        limit = self.most if limit is None else max(0, min(limit, self.most))
+        d = self._choose(limit)
+        self._asked[d] += 1
+        return d
 
-    def observe(self, depth: int, accepted: int, seconds: float | None) -> None:
-        """What came of a round: how many of the drafted tokens were accepted, and what it took; None: not to be counted."""
+    def observe(self, depth: int, accepted: int, seconds: float | None, *, setup: bool = False) -> None:
+        """What came of a round: how many of the drafted tokens were accepted, and what it took, or None where that is not
+        known; `setup`: with something that rounds of the same depth won't take again, so that it tells nothing of them."""
         self._rounds += 1
         if seconds is not None:
-            self._costs.setdefault(depth, deque(maxlen=7)).append(seconds)
-        for i in range(min(depth, accepted + 1)):
-            self._hits[i] = MEMORY * self._hits[i] + (i < accepted)
-            self._seen[i] = MEMORY * self._seen[i] + 1
+            self._spent += seconds
+            self._add(depth, seconds, setup)
+        judged = min(depth, accepted + 1)
+        for i in range(self.most):
+            weight = MEMORY if i < judged else AGEING
+            self._hits[i] = weight * self._hits[i] + (i < accepted)
+            self._seen[i] = weight * self._seen[i] + (i < judged)
+
+    def _add(self, depth: int, seconds: float, setup: bool) -> None:
+        if setup:
+            extra = max(0.0, seconds - self.cost(depth))
+            self._setup = max(extra, 0.5 * (extra + self._setup))
+        else:
+            self._costs.setdefault(depth, deque(maxlen=COSTS)).append(seconds)
+
+    def accepted(self, position: int) -> float:
+        """The chance that the token at this position of a draft stands where those before it do."""
+        before = LIKELY if not position else self.accepted(position - 1)
+        return (self._hits[position] + before) / (self._seen[position] + 1)
 
     def committed(self, depth: int) -> float:
         """Tokens that a round of this depth is expected to commit."""
         total = chance = 1.0
         for i in range(depth):
-            chance *= (
-                self._hits[i] / self._seen[i] if self._seen[i] > 1 or not i else self._hits[i - 1] / self._seen[i - 1]
-            )
+            chance *= self.accepted(i)
             total += chance
         return total
 
     def cost(self, depth: int) -> float:
-        """Seconds that a round of this depth is expected to take; 0 where nothing is known."""
-        if depth in self._costs:
-            return median(self._costs[depth])
-        below = sorted(d for d in self._costs if d < depth)
-        if len(below) < 2:
-            return median(self._costs[below[0]]) if below else 0.0
-        (a, b), (x, y) = below[-2:], [median(self._costs[d]) for d in below[-2:]]
-        return y + max(0.0, (y - x) / (b - a)) * (depth - b)
+        """Seconds that a round of this depth is expected to take; where it was not tried, at least. 0: nothing is known."""
+        below = [d for d in self._costs if d <= depth]
+        return median(self._costs[max(below)]) if below else 0.0
 
     def rate(self, depth: int) -> float:
         """Tokens per second that rounds of this depth are expected to commit."""
         cost = self.cost(depth)
         return self.committed(depth) / cost if cost > 0 else float("inf")
 
-    def _choose(self) -> int:
-        known = [d for d in range(self.most + 1) if len(self._costs.get(d, ())) >= MEASURED]
-        for d in (0, 1):
-            if d not in known:
-                return d
+    def _choose(self, limit: int) -> int:
+        known = [d for d in range(limit + 1) if len(self._costs.get(d, ())) >= MEASURED]
+        if not known or known[0] != 0:
+            return 0
         best = max(known, key=self.rate)
-        deeper = next((d for d in range(max(known) + 1, self.most + 1)), None)
-        if best == max(known) and deeper is not None and self.rate(deeper) > self.rate(best):
-            return deeper
-        if self._rounds >= self._next_try:
-            return self._retry(best)
+        new = self._new(limit, known, best)
+        if new is not None:
+            return new
+        if self._rounds - self._last_trial >= SPACING and len(known) > 1:
+            return self._trial(known, best)
         return best
 
-    def _retry(self, best: int) -> int:
-        """A round beside the best depth, to see whether it still is the best."""
-        self._pause = min(2 * self._pause, 32 * REFRESH) if best == 0 else REFRESH
-        self._next_try = self._rounds + self._pause
-        self._side = (self._side + 1) % 3
+    def _new(self, limit: int, known: list[int], best: int) -> int | None:
+        """A depth to be measured for the first time, where that is worth it now."""
+        begun = [d for d in range(limit + 1) if d not in known and self._costs.get(d)]
+        wider = min(max(1, 2 * max(self._costs)), self.most)
+        between = [d for d in (best - 1, best + 1) if 0 < d < known[-1]]
+        for d in (*begun, wider, *between):
+            if d in known or d > limit or self._asked[d] >= 4 * MEASURED:
+                continue
+            gain = 1 - self.rate(best) / self.rate(d)
+            if d in begun or gain > (0.0 if d == wider else 0.03):
+                self._missed += max(0.0, gain) * self.cost(best)
+                if self._asked[d] or self._missed >= self._setup:
+                    if not self._asked[d]:
+                        self._missed = 0.0
+                    return d
+        return None
+
+    def _trial(self, known: list[int], best: int) -> int:
+        """A depth beside the best, to see whether it still is the best, if there is time to lose."""
         if best == 0:
-            return 1
-        return (best - 1, min(best + 1, self.most), 0)[self._side]
+            hopeful = [d for d in known if d and (d + 1) / self.cost(d) > self.rate(0)]
+            if not hopeful:
+                return best
+            other = max(hopeful, key=lambda d: sum(LIKELY**i for i in range(d + 1)) / self.cost(d))
+        else:
+            at = known.index(best)
+            others = [0, *known[max(0, at - 1) : at], *known[at + 1 : at + 2]]
+            other = others[self._trials % len(others)]
+        loss = max(0.0, self.cost(other) - self.committed(other) / self.rate(best))
+        if self._lost + loss > TRYING * self._spent:
+            return best
+        self._lost += loss
+        self._trials += 1
+        self._last_trial = self._rounds
+        return other

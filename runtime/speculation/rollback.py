@@ -4,8 +4,10 @@ declares, none is named here."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from statistics import median
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,8 @@ Way = Literal["snapshots", "replay"]
 
 class Rows(ABC):
     """The rows of one verify step, until it is known how many of them stay."""
+
+    way: ClassVar[Way]
 
     def __init__(self, engine: Engine, work: Sequence[tuple[Session, Sequence[int]]]) -> None:
         self.engine, self.work = engine, list(work)
@@ -47,6 +51,8 @@ class Rows(ABC):
 class SnapshotRows(Rows):
     """The step itself writes the states after each row, and the sequence takes the slot of the last row that stays."""
 
+    way = "snapshots"
+
     def __init__(self, engine: Engine, work: Sequence[tuple[Session, Sequence[int]]]) -> None:
         super().__init__(engine, work)
         self._snapshots: list[Snapshots] = []
@@ -69,6 +75,8 @@ class SnapshotRows(Rows):
 
 class ReplayRows(Rows):
     """A checkpoint before the step; where rows are undone, it is restored and the rows that stay run again, unjudged."""
+
+    way = "replay"
 
     def __init__(self, engine: Engine, work: Sequence[tuple[Session, Sequence[int]]]) -> None:
         super().__init__(engine, work)
@@ -96,37 +104,50 @@ class ReplayRows(Rows):
             session.drop(c)
 
 
-WAYS: dict[Way, Any] = {"snapshots": SnapshotRows, "replay": ReplayRows}
+WAYS: dict[Way, type[Rows]] = {cls.way: cls for cls in (SnapshotRows, ReplayRows)}
 
 
 class Choice:
     """Which way is taken: the one that was asked for, or the one whose rounds take less time on this device.
 
-    Both are tried on rounds of the same number of rows, and again now and then, since what a replay costs depends on how
-    much is accepted.
+    Snapshots come first, as they need no further plan. Replay is tried once rounds of so many rows have become usual, and
+    the slower way again now and then, since what a replay costs depends on how much is accepted.
     """
 
+    USUAL = 32
     TRIES = 3
-    EVERY = 64
+    EVERY = 256
 
     def __init__(self, asked: Way | Literal["auto"] = "auto") -> None:
         if asked != "auto" and asked not in WAYS:
             raise ValueError(f"rollback must be 'auto', 'snapshots' or 'replay', got {asked!r}")
         self.asked = asked
         self._rounds: dict[int, int] = {}
-        self._seconds: dict[tuple[Way, int], float] = {}
+        self._tries: dict[int, int] = {}
+        self._seconds: dict[tuple[Way, int], deque[float]] = {}
 
     def way(self, rows: int) -> Way:
         """The way for a step of so many rows."""
         if self.asked != "auto":
             return self.asked
-        done = self._rounds[rows] = self._rounds.get(rows, -1) + 1
-        phase = done % self.EVERY
-        if phase < 2 * self.TRIES:
-            return "snapshots" if phase % 2 == 0 else "replay"
-        return min(WAYS, key=lambda w: self._seconds.get((w, rows), float("inf")))
+        done = self._rounds[rows] = self._rounds.get(rows, 0) + 1
+        if done < self.USUAL:
+            return "snapshots"
+        best, other = sorted(WAYS, key=lambda w: self._cost(w, rows))
+        if (done - self.USUAL) % self.EVERY == 0:  # what is known of the other may have changed
+            self._seconds.pop((other, rows), None)
+            self._tries[rows] = 4 * self.TRIES  # plans are compiled in the first
+        if not self._known(other, rows) and self._tries[rows]:
+            self._tries[rows] -= 1
+            return other
+        return best
 
     def took(self, way: Way, rows: int, seconds: float) -> None:
-        """What a round of this way took, but for what plans took to compile."""
-        last = self._seconds.get((way, rows))
-        self._seconds[way, rows] = seconds if last is None else 0.7 * last + 0.3 * seconds
+        """What a round of this way took, where no plan was compiled in it."""
+        self._seconds.setdefault((way, rows), deque(maxlen=2 * self.TRIES + 1)).append(seconds)
+
+    def _known(self, way: Way, rows: int) -> bool:
+        return len(self._seconds.get((way, rows), ())) >= self.TRIES
+
+    def _cost(self, way: Way, rows: int) -> float:
+        return median(self._seconds[way, rows]) if self._known(way, rows) else float("inf")
