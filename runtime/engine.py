@@ -355,6 +355,8 @@ class Engine:
             finally:
                 for slot in slots:
                     self.bundle.give_back(slot)
+                for s in sequences:
+                    self.bundle.trim(s)
             return np.stack([out[f"draft.{i}"][: len(work)] for i in range(depth)], axis=1)
 
     def _draft_states(self, exe: Executable) -> list[str]:
