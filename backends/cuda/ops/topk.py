@@ -64,4 +64,5 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
     )
     def _(ctx: Recorder, scores: Any) -> None:
         count, n = scores.type.shape
-        ctx.blocks("argmax", count, count, n, rows(scores), ctx.out, threads=WIDE)
+        threads = WIDE if n > 8 * WIDE else row_threads(n)
+        ctx.blocks("argmax", count, count, n, rows(scores), ctx.out, threads=threads)
