@@ -18,6 +18,8 @@ COSTS = 15
 """Rounds of a depth of which costs are remembered."""
 LIKELY = 0.75
 """The chance to be accepted that is supposed of a token of which nothing is known."""
+PRIOR = 0.25
+"""How many observations that supposition weighs; of a later position: that it is as likely as the one before."""
 TRYING = 0.03
 """The part of all time that trying depths beside the best may lose."""
 SPACING = 8
@@ -78,7 +80,7 @@ class DepthController:
     def accepted(self, position: int) -> float:
         """The chance that the token at this position of a draft stands where those before it do."""
         before = LIKELY if not position else self.accepted(position - 1)
-        return (self._hits[position] + before) / (self._seen[position] + 1)
+        return (self._hits[position] + PRIOR * before) / (self._seen[position] + PRIOR)
 
     def committed(self, depth: int) -> float:
         """Tokens that a round of this depth is expected to commit."""
