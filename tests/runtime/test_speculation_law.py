@@ -89,12 +89,12 @@ def test_any_laws(a: list[int], data: st.DataObject) -> None:
 def test_the_target_is_that_of_the_temperature(temperature: float, powers: int) -> None:
     """Logits log p at temperature 1/2 are p squared, renormalized; checked through `verify`, draws and all."""
     weights = [x**powers for x in P]
-    want = [x / sum(weights) for x in weights]
+    want, drafted = [x / sum(weights) for x in weights], (F(1, 10), F(2, 10), F(7, 10))
     rows = np.log(np.array([P, P], np.float64)).astype(np.float32)
-    told = Law(np.arange(3), np.array([float(x) for x in Q]))
+    told = Law(np.arange(3), np.array([float(x) for x in drafted]))
     out = [F(0)] * 3
-    for token, chance in enumerate(Q):
-        above = [max(a - b, F(0)) for a, b in zip(want, Q, strict=True)]
+    for token, chance in enumerate(drafted):
+        above = [max(a - b, F(0)) for a, b in zip(want, drafted, strict=True)]
         sums = [sum(above[: i + 1], F(0)) / sum(above) for i in range(3)]
         for accept, w in intervals([want[token] / chance]):
             for residual, v in intervals(sums):

@@ -53,6 +53,9 @@ class Truth:
     def check(self, s: Session, tokens: list[int], what: str = "") -> None:
         """The session holds these tokens and what they leave in every part; and the head drafts what it then must."""
         assert s.tokens == tokens and len(s) == len(tokens), what
+        assert len(s.sequence.pages) == -(-len(s) // self.e.capacity.page), (
+            f"pages are held for rows that are gone, {what}"
+        )
         states, drafts = self.after(tokens)
         got = self.e.bundle.export(s.sequence)
         assert got.keys() == states.keys() == self.e.bundle.kinds.keys()
