@@ -54,7 +54,16 @@ FAULTS = {
     "B40": "a kept graph with old inputs or wiring",
     "B42": "results that depend on the batch's shape",
     # speculation
+    "B43": "a replay that is verified again, for ever",
+    "B44": "row 0's logits after a partial acceptance",
     "B46": "snapshots off by one row",
+    "B48": "a rollback that forgets convolutions or the n-gram context",
+    "B49": "a rollback that mixes sequences",
+    "B50": "the drafter's pending row left from before",
+    "B52": "an end inside an accepted block",
+    "B53": "a drafter armed by a key alone, nothing accepted, no message",
+    "B54": "temperature or seed ignored by the verifier",
+    "B55": "a draft from another law than the one it is judged by",
     # files and formats
     "B57": "a product of dimensions that wraps",
     "B59": "lengths beyond the file",
