@@ -3,7 +3,7 @@ endings inside a block, drafters that misbehave."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from trueup.runtime import Engine
+from trueup.runtime.engine import open_target
 from trueup.runtime.sampling import NonFiniteLogits, Sampler
 from trueup.runtime.speculation import Draft, Job, SpeculationWarning, Speculator
 from trueup.runtime.state import StateError
@@ -53,8 +54,9 @@ def plain(e: Engine, prompt: list[int], n: int, **more: Any) -> list[int]:
 
 
 @pytest.fixture
-def engine(make: Make) -> Engine:
-    return make("reference", snapshots=9, sequences=4, draft_head=True)
+def engine(drafting_engine: Engine) -> Iterator[Engine]:
+    yield drafting_engine
+    drafting_engine.speculator = None
 
 
 @pytest.mark.parametrize("depth", [1, 3, 5, 8])
@@ -183,7 +185,7 @@ def test_a_stop_text_at_every_offset_of_a_block(engine: Engine, at: int) -> None
 
 @pytest.mark.parametrize("context", range(8, 15))
 def test_a_full_context_at_every_offset_of_a_block(make: Make, context: int) -> None:
-    e = make("reference", snapshots=9, sequences=2, context=context, page=4)
+    e = make(open_target("cpu", {}), snapshots=9, sequences=2, context=context, page=4)
     want = plain(e, PROMPT, 30)
     assert len(want) == context - len(PROMPT)
     speculator(e, Stub({0: PROMPT + want}, lambda _: 4), 4)
@@ -262,7 +264,7 @@ def test_rows_that_give_nothing_are_met_where_plain_decoding_meets_them(
 
     monkeypatch.setattr(engine, "step", broken)
     got: list[int] = []
-    with pytest.raises(NonFiniteLogits, match=f"after {len(PROMPT) + 6} tokens on backend reference"):
+    with pytest.raises(NonFiniteLogits, match=f"after {len(PROMPT) + 6} tokens on backend cpu"):
         for p in engine.generate(PROMPT, max_tokens=10, ignore_eos=True):
             got += p.tokens
     assert got == want[:6]
