@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -17,5 +17,6 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield part
         os.replace(part, path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # what is said is why the file could not be written
+            part.unlink()
         raise

@@ -86,7 +86,7 @@ def test_logits_of_the_random_model(opened: Open, prompt: str, size: int) -> Non
     check_logits(fed(engine, ref[f"{prompt}_ids"], size), ref[f"{prompt}_logits"])
 
 
-class Watched(qwen4exp._Step):
+class Watched(qwen4exp._Rows):
     """The recorder of a step that gives what each layer and its parts compute as outputs of the graph."""
 
     def layer(self, R: Any, kind: str, b: str) -> Any:
@@ -115,7 +115,7 @@ class Watched(qwen4exp._Step):
 
 def test_layers_of_the_random_model(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layer by layer and part by part, in the order in which they run: the first that differs is where a fault lies."""
-    monkeypatch.setattr(qwen4exp, "_Step", Watched)
+    monkeypatch.setattr(qwen4exp, "_Rows", Watched)
     engine = opened(RANDOM / "qwen4exp-random-bf16.gguf")
     ids = np.load(RANDOM / "ref.npz")["short_ids"]
     results: dict[str, Array] = {}
