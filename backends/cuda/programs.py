@@ -4,16 +4,16 @@ asked for, and kept on disk. Knows no op."""
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import platformdirs
+
+from trueup.core.backend.recorded.images import Images
 
 OPS = ("common", "elementwise", "norm", "rows", "rope", "conv", "attention", "topk")
 """The files of the program `ops`, of kernels that know no type of weight."""
@@ -26,7 +26,6 @@ NATIVE += ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4")
 """Types of weights that kernels read as they are stored; all others are expanded to float32."""
 PROGRAMS = ("ops", "gdn", *NATIVE)
 """All programs of a device."""
-MARK = b"trueup cubin "
 
 
 @functools.cache
@@ -53,40 +52,17 @@ def options(arch: str) -> tuple[str, ...]:
     return f"--gpu-architecture={arch}", "--std=c++17"
 
 
-class Cubins:
-    """Compiled texts on disk, under what they are made of: architecture, compiler, text, options."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or Path(platformdirs.user_cache_dir("trueup")) / "cuda"
-
-    def get(self, compiler: str, source: str, options: Sequence[str], make: Callable[[], bytes]) -> bytes:
-        """The image, made where none is kept. A file that is not whole is made again; a folder that can't be written to
-        costs time alone."""
-        key = hashlib.sha256("\0".join([compiler, *options, source]).encode()).hexdigest()
-        path = self.folder / f"{key}.cubin"
-        try:
-            mark, digest, image = path.read_bytes().split(b"\n", 2)
-            if mark == MARK + key.encode() and digest == hashlib.sha256(image).hexdigest().encode():
-                return image
-        except (OSError, ValueError):
-            pass
-        image = make()
-        part = path.with_suffix(f".{os.getpid()}")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(b"\n".join([MARK + key.encode(), hashlib.sha256(image).hexdigest().encode(), image]))
-            os.replace(part, path)
-        except OSError:
-            part.unlink(missing_ok=True)
-        return image
+def kept() -> Images:
+    """Where compiled texts are kept."""
+    return Images(Path(platformdirs.user_cache_dir("trueup")) / "cuda")
 
 
 class Programs:
     """The kernels of one device."""
 
-    def __init__(self, driver: Any, compiler: str, cubins: Cubins | None = None) -> None:
+    def __init__(self, driver: Any, compiler: str, cubins: Images | None = None) -> None:
         """`compiler`: NVRTC's version, "" where images are not to be kept."""
-        self.driver, self.compiler, self.cubins = driver, compiler, cubins or Cubins()
+        self.driver, self.compiler, self.cubins = driver, compiler, cubins or kept()
         a = driver.attributes
         self.arch = f"sm_{a['compute_capability_major']}{a['compute_capability_minor']}"
         self._modules: dict[str, Any] = {}
@@ -115,4 +91,4 @@ class Programs:
             image: bytes = self.driver.compile(whole, label, given)
             return image
 
-        return self.cubins.get(self.compiler, whole, given, make) if self.compiler else make()
+        return self.cubins.get([self.compiler, *given, whole], make) if self.compiler else make()

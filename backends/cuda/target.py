@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
-from typing import Any
 
-from trueup.core.backend import AddressedTarget, Capabilities, Device, Executable, Storage
-from trueup.core.backend.recorded import DeviceTensor, RecordedWeight
-from trueup.core.graph import State
+from trueup.core.backend import Capabilities, Device, Executable, Storage
+from trueup.core.backend.recorded import RecordedTarget
+from trueup.core.backend.recorded.images import Images
 from trueup.core.plan import Plan
 from trueup.core.types import TensorType
-from trueup.core.weight import Weight
 
 from .driver import Driver
 from .executable import CudaExecutable
 from .memory import CudaMemory
 from .ops import table
-from .programs import NATIVE, Cubins, Programs
+from .programs import NATIVE, Programs
 from .tuning import SEGMENT, Tuning
 
 
-class CudaTarget(AddressedTarget):
+class CudaTarget(RecordedTarget):
     """Kernels over the memory of one device.
 
     Every reduction has one order, fixed by its own row: results are the same in every run, and do not depend on the
@@ -39,12 +36,12 @@ class CudaTarget(AddressedTarget):
         name: str = "cuda",
         tuning: Tuning | None = None,
         compiler: str = "",
-        cubins: Cubins | None = None,
+        cubins: Images | None = None,
     ) -> None:
         """`tuning`: how kernels are shaped; by default from the driver's limits. `compiler` and `cubins`: see `Programs`."""
         self.driver, self.tuning = driver, tuning or Tuning.of(driver.attributes)
         self.programs = Programs(driver, compiler, cubins)
-        super().__init__(name, device, table(self.tuning), CudaMemory(driver))
+        super().__init__(name, device, table(self.tuning), CudaMemory(driver), NATIVE)
         prompt = self.tuning.prompt
         self.capabilities = Capabilities(
             deterministic=True,
@@ -56,43 +53,10 @@ class CudaTarget(AddressedTarget):
                 **({"gated_delta_rule.tokens": (prompt,)} if prompt else {}),
             },
         )
-        self._weights: weakref.WeakSet[RecordedWeight] = weakref.WeakSet()
-
-    # -- storage -------------------------------------------------------------------------------------------------------
-
-    def allocate_arena(self, nbytes: int) -> Any:
-        return self.memory.room(nbytes, "the values of a step")
-
-    def bind(self, arena: Any, offset: int, type: TensorType) -> DeviceTensor:
-        size = type.element.block_bytes
-        if offset % size:
-            raise ValueError(f"byte {offset} of the arena is not aligned for {type}")
-        return DeviceTensor(arena.buffer, offset // size, type)
-
-    def view(self, handle: DeviceTensor, source: TensorType, offset: int, type: TensorType) -> DeviceTensor:
-        return handle.at(offset, type)
-
-    def state_view(self, handle: DeviceTensor, state: State) -> DeviceTensor:
-        first = sum(low * s for (low, _), s in zip(state.region, state.root.type.row_major(), strict=True))
-        return handle.at(first, state.type)
-
-    def fill(self, handle: DeviceTensor) -> None:
-        self.memory.fill(handle.buffer, handle.start, handle.extent, b"\xff")
-
-    def prepare_weight(self, weight: Weight) -> RecordedWeight:
-        made = RecordedWeight(weight, self.memory, NATIVE)
-        self._weights.add(made)
-        return made
 
     def compile(self, plan: Plan, storage: Storage) -> Executable:
         self.programs.prepare(t.dtype if t.dtype in NATIVE else "f32" for t in _weights(plan))
         return CudaExecutable(plan, self, storage)
-
-    def close(self) -> None:
-        self.driver.synchronize()
-        for w in self._weights:
-            w.close()
-        self._weights.clear()
 
 
 def _weights(plan: Plan) -> Iterator[TensorType]:

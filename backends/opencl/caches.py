@@ -5,10 +5,8 @@ for all others there is `Binaries`. What lies there damaged is built anew. Knows
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ from typing import Any
 import pyopencl as cl
 from platformdirs import user_cache_path
 from pyopencl.characterize import has_src_build_cache
+
+from trueup.core.backend.recorded.images import Images
 
 POCL = "Portable Computing Language"
 
@@ -26,49 +26,23 @@ def kept_by_driver(handle: Any) -> bool:
 
 
 class Binaries:
-    """Programs as the driver gives them out, under device, driver, options and source: a digest, then the binary."""
+    """Programs as the driver gives them out, under device, driver, options and source."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or user_cache_path("trueup") / "opencl"
+        self.images = Images(folder or user_cache_path("trueup") / "opencl")
 
     def program(self, context: Any, handle: Any, source: str, options: list[str], build: Callable[[], Any]) -> Any:
         """The built program, from disk where it lies there whole and the driver takes it, else by `build`."""
-        path = self.folder / self._key(handle, source, options)
-        if (binary := self._read(path)) is not None:
+        platform = handle.platform
+        about = handle.name, handle.vendor, handle.version, handle.driver_version, platform.name, platform.version
+        parts = [*about, *options, source]
+        if (binary := self.images.read(parts)) is not None:
             with contextlib.suppress(cl.Error):
                 return cl.Program(context, [handle], [binary]).build(options)
         made = build()
         (binary,) = made.get_info(cl.program_info.BINARIES)
-        self._write(path, binary)
+        self.images.write(parts, binary)
         return made
-
-    @staticmethod
-    def _key(handle: Any, source: str, options: list[str]) -> str:
-        platform = handle.platform
-        parts = handle.name, handle.vendor, handle.version, handle.driver_version, platform.name, platform.version
-        return hashlib.sha256("\0".join([*parts, *options, source]).encode()).hexdigest()
-
-    @staticmethod
-    def _read(path: Path) -> bytes | None:
-        try:
-            raw = path.read_bytes()
-        except OSError:
-            return None
-        return raw[32:] if hashlib.sha256(raw[32:]).digest() == raw[:32] else None
-
-    @staticmethod
-    def _write(path: Path, binary: bytes) -> None:
-        """Whole or not at all; a folder that can't be written costs the next process a build."""
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file, name = tempfile.mkstemp(dir=path.parent)
-            try:
-                with os.fdopen(file, "wb") as f:
-                    f.write(hashlib.sha256(binary).digest() + binary)
-                os.replace(name, path)
-            except OSError:
-                os.unlink(name)
-                raise
 
 
 def mend_pocl(folder: Path | None = None) -> list[Path]:

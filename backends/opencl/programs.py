@@ -17,6 +17,8 @@ from .tuning import Tuning
 
 OPS = ("common", "elementwise", "norm", "rows", "rope", "conv", "attention", "gdn", "topk")
 """The files of the program that knows no type of weight."""
+NATIVE = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
+"""Types that kernels read as they are stored; all others are expanded to float32."""
 WEIGHTS = ("common", "formats", "linear", "moe", "fused")
 """The files of the programs that there is one of for each type of weight."""
 

@@ -1,14 +1,11 @@
-"""Every CUDA kernel compiles for every architecture that trueup names; cubins are kept on disk, and made again where they
-are not whole. Needs NVRTC, no GPU."""
+"""Every CUDA kernel compiles for every architecture that trueup names. Needs NVRTC, no GPU."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from trueup.backends.cuda.driver import CompileError, compile_text, nvrtc
-from trueup.backends.cuda.programs import NATIVE, PROGRAMS, Cubins, home, options, text
+from trueup.backends.cuda.programs import NATIVE, PROGRAMS, home, options, text
 from trueup.core.errors import Unavailable
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_120")
@@ -22,11 +19,18 @@ def compiler() -> None:
         pytest.skip(str(e))
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All programs for all architectures with `--profile full`; else those of a type of weight, which share all but a few
+    lines, for one architecture each."""
+    if "program" not in metafunc.fixturenames:
+        return
+    pairs = [(a, p) for a in ARCHITECTURES for p in PROGRAMS]
+    if metafunc.config.getoption("--profile") != "full":
+        pairs = [(a, p) for a, p in pairs if p not in NATIVE or ARCHITECTURES[NATIVE.index(p) % 4] == a]
+    metafunc.parametrize(("arch", "program"), pairs)
+
+
 def test_a_program_compiles(arch: str, program: str) -> None:
-    if program in NATIVE and ARCHITECTURES[NATIVE.index(program) % 4] != arch:
-        pytest.skip("each type of weight is compiled for one architecture here; they share all but a few lines")
     assert compile_text(text(program), f"{program}.cu", options(arch))[:4] == b"\x7fELF"
 
 
@@ -38,36 +42,3 @@ def test_a_text_that_is_no_kernel_is_refused_with_the_compiler_s_words() -> None
 def test_a_kernel_is_found_in_its_program() -> None:
     assert home("delta_scan") == "gdn"
     assert home("add") == home("attention") == home("top_k_long") == "ops"
-
-
-class TestCubins:
-    """What is kept on disk."""
-
-    def test_made_once_for_each_text_compiler_and_architecture(self, tmp_path: Path) -> None:
-        made: list[str] = []
-
-        def get(compiler: str, source: str, arch: str) -> bytes:
-            def make() -> bytes:
-                made.append(source)
-                return f"image of {source}\n".encode()
-
-            return Cubins(tmp_path / "sub").get(compiler, source, options(arch), make)
-
-        asked = [("13.0", "a", "sm_90"), ("13.5", "a", "sm_90"), ("13.5", "b", "sm_90"), ("13.5", "a", "sm_80")]
-        for given in asked * 2:
-            assert get(*given) == f"image of {given[1]}\n".encode()
-        assert len(made) == len(asked)
-
-    @pytest.mark.parametrize("damage", [b"", b"x", b"cut", b"\0" * 200])
-    def test_a_damaged_file_is_made_again(self, tmp_path: Path, damage: bytes) -> None:
-        cubins = Cubins(tmp_path)
-        cubins.get("13.5", "a", (), lambda: b"good")
-        (path,) = tmp_path.iterdir()
-        path.write_bytes(path.read_bytes()[:-1] if damage == b"cut" else damage)
-        assert cubins.get("13.5", "a", (), lambda: b"again") == b"again"
-        assert cubins.get("13.5", "a", (), lambda: b"never") == b"again"
-        assert len(list(tmp_path.iterdir())) == 1
-
-    def test_a_folder_that_can_t_be_written_costs_time_alone(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        assert Cubins(tmp_path / "file").get("13.5", "a", (), lambda: b"made") == b"made"

@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("pyopencl")
 
 from trueup.backends.opencl import devices, programs
-from trueup.backends.opencl.memory import OpenCLMemory, OpenCLTensor
+from trueup.backends.opencl.memory import OpenCLMemory
 from trueup.backends.opencl.target import OpenCLTarget
 from trueup.backends.opencl.tuning import Tuning
 from trueup.core.backend import Storage
+from trueup.core.backend.recorded import DeviceTensor
 from trueup.core.errors import Refused, Unavailable
 from trueup.core.graph import Graph
 from trueup.core.ops import add, embed, linear, merge_attention, rms_norm, silu, take_rows
@@ -209,7 +210,7 @@ def test_an_allocation_that_fails_leaves_nothing(
     for fails in range(1, 20):
         left = fails
 
-        def counted(type: TensorType) -> OpenCLTensor:
+        def counted(type: TensorType) -> DeviceTensor:
             nonlocal left
             left -= 1
             if not left:

@@ -16,9 +16,9 @@ from gguf.quants import dequantize, quantize
 pytest.importorskip("pyopencl")
 
 from trueup.backends.opencl import devices
+from trueup.backends.opencl.programs import NATIVE
 from trueup.backends.opencl.target import OpenCLTarget
 from trueup.backends.opencl.tuning import Tuning
-from trueup.backends.opencl.weight import NATIVE
 from trueup.core import ops
 from trueup.core.backend import Storage
 from trueup.core.errors import Unavailable

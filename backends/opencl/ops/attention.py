@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from trueup.backends.opencl.executable import Recorder, Rows
-from trueup.backends.opencl.memory import OpenCLTensor
+from trueup.backends.opencl.executable import Recorder
 from trueup.backends.opencl.tuning import Tuning
 from trueup.core.backend import KernelTable
+from trueup.core.backend.recorded import DeviceTensor, Rows, lies, rows, strides, typed, values
 from trueup.core.ops import attention, index_scores, merge_attention
 from trueup.core.types import TensorType
-
-from .layout import lies, rows, strides, typed
-from .weights import values
 
 SPAN = 512
 """Entries of a span of attention; `SPAN` in attention.cl."""
@@ -111,7 +108,7 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
             ctx.flat("merge_part", count, n, rows(x), part, most, total, out, i == 0)
 
 
-def scalars(lse: OpenCLTensor) -> Rows:
+def scalars(lse: DeviceTensor) -> Rows:
     """A number for each (token, head), as rows of one."""
     by = strides(lse.type)
     return Rows(lse, max(lse.type.shape[1], 1), by[0], by[1])

@@ -11,10 +11,9 @@ import pyopencl as cl
 from trueup.backends.opencl.executable import Recorder
 from trueup.backends.opencl.tuning import Tuning
 from trueup.core.backend import KernelTable
+from trueup.core.backend.recorded import ANYHOW, first_no, joined, lies, pieces, rows, strides
 from trueup.core.ops import concat, contiguous, paged_append, repeat_streams, rope, take_rows
 from trueup.core.types import TensorType
-
-from .layout import ANYHOW, first_no, joined, lies, pieces, rows, strides
 
 AXES = 8
 """Axes, joined as far as they lie as one, that `contiguous` can copy."""

@@ -6,9 +6,9 @@ from math import prod, sqrt
 from typing import Any
 
 from trueup.backends.opencl.executable import Recorder
-from trueup.backends.opencl.memory import OpenCLTensor
 from trueup.backends.opencl.tuning import Tuning
 from trueup.core.backend import KernelTable
+from trueup.core.backend.recorded import DeviceTensor, first_no, lies, rows, values
 from trueup.core.op import Op
 from trueup.core.ops import (
     add,
@@ -31,11 +31,8 @@ from trueup.core.ops import (
     swiglu,
 )
 
-from .layout import first_no, lies, rows
-from .weights import values
 
-
-def shape_of(*tensors: OpenCLTensor) -> tuple[int, int]:
+def shape_of(*tensors: DeviceTensor) -> tuple[int, int]:
     """Rows and their length, for an elementwise kernel: one long row where nothing is strided."""
     type = tensors[0].type
     if all(t.type.contiguous for t in tensors):
@@ -43,7 +40,7 @@ def shape_of(*tensors: OpenCLTensor) -> tuple[int, int]:
     return prod(type.shape[:-1]), type.shape[-1]
 
 
-def spread(tensor: OpenCLTensor, count: int) -> Any:
+def spread(tensor: DeviceTensor, count: int) -> Any:
     """The tensor as `count` rows; the whole as one where that is all there are."""
     return rows(tensor, 0) if count == 1 and tensor.type.contiguous else rows(tensor)
 

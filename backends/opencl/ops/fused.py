@@ -11,10 +11,10 @@ from math import prod, sqrt
 from typing import Any
 
 from trueup.backends.opencl.executable import Recorder
-from trueup.backends.opencl.memory import OpenCLTensor
+from trueup.backends.opencl.programs import NATIVE
 from trueup.backends.opencl.tuning import Tuning
-from trueup.backends.opencl.weight import NATIVE, DeviceWeight
 from trueup.core.backend import KernelTable
+from trueup.core.backend.recorded import as_weight, first_no, lies, readable_rows, rows, typed, values
 from trueup.core.ops import (
     add,
     causal_conv,
@@ -34,11 +34,9 @@ from trueup.core.ops import (
 )
 from trueup.core.types import TensorType
 
-from .layout import first_no, lies, readable_rows, rows, typed
 from .linear import shared
 from .sequences import convolve
 from .topk import SHORT
-from .weights import values
 
 PARTS = 5
 """Products in one launch; `PART` in fused.cl."""
@@ -47,7 +45,7 @@ AS_IT_IS, SILU, SIGMOID, DECAY, SWIGLU = range(5)
 
 def stored(weight: Any) -> Any:
     """An argument of a fusion that stands where a weight does."""
-    return DeviceWeight(weight) if isinstance(weight, OpenCLTensor) else weight
+    return as_weight(weight)
 
 
 @dataclass(frozen=True)

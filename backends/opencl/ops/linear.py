@@ -5,15 +5,13 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from trueup.backends.opencl.executable import Recorder, Rows
-from trueup.backends.opencl.memory import OpenCLTensor
+from trueup.backends.opencl.executable import Recorder
 from trueup.backends.opencl.tuning import Tuning
-from trueup.backends.opencl.weight import OpenCLWeight
 from trueup.core.backend import KernelTable
+from trueup.core.backend.recorded import DeviceTensor, RecordedWeight, Rows, lies, rows, typed
 from trueup.core.ops import embed, expert_combine, expert_linear, linear
 from trueup.core.types import TensorType
 
-from .layout import lies, rows, typed
 from .weights import FORMATS, label, reads
 
 
@@ -40,7 +38,7 @@ def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
     tiles = (1, "linear_row"), (tuning.tile // 2, "linear_some"), (tuning.tile, "linear_rows")
 
     @kernels.implements(linear, when=when(linear, 1, x=-1), name=label("linear", format))
-    def _(ctx: Recorder, x: Any, weight: OpenCLWeight) -> None:
+    def _(ctx: Recorder, x: Any, weight: RecordedWeight) -> None:
         (m, n), count = weight.type.shape, prod(x.type.shape[:-1])
         columns = tuning.columns(n, m)
         tile, kernel = next(t for t in tiles if t[0] >= count or t is tiles[-1])
@@ -48,7 +46,7 @@ def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
         args = count, n, m, columns, rows(x), weight.stored, weight.row_bytes, ctx.out
         ctx.groups(kernel, groups, *args, format=weight.format)
 
-    def products(ctx: Recorder, x: Rows, share: int, experts: Any, weight: OpenCLWeight, out: OpenCLTensor) -> None:
+    def products(ctx: Recorder, x: Rows, share: int, experts: Any, weight: RecordedWeight, out: DeviceTensor) -> None:
         """Each pair's product with its expert; row p // share of x is pair p's. Pairs without one are left out."""
         (count, m, n), pairs = weight.type.shape, experts.type.size
         tiles = -(-pairs // tuning.tile) + min(count, pairs)
@@ -62,7 +60,7 @@ def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
         ctx.groups("expert_products", tiles * -(-m // columns), tiles, *args, format=weight.format)
 
     @kernels.implements(expert_linear, when=when(expert_linear, 2, x=-1), name=label("expert_linear", format))
-    def _(ctx: Recorder, x: Any, experts: Any, weight: OpenCLWeight) -> None:
+    def _(ctx: Recorder, x: Any, experts: Any, weight: RecordedWeight) -> None:
         (count, m, n), (tokens, k) = weight.type.shape, experts.type.shape
         if shared(tuning, tokens * k, count):
             products(ctx, rows(x), k, experts, weight, ctx.out)
@@ -76,7 +74,7 @@ def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
     @kernels.implements(
         expert_combine, when=when(expert_combine, 3, h=-1, mix=-1), name=label("expert_combine", format)
     )
-    def _(ctx: Recorder, h: Any, experts: Any, mix: Any, weight: OpenCLWeight) -> None:
+    def _(ctx: Recorder, h: Any, experts: Any, mix: Any, weight: RecordedWeight) -> None:
         (count, n, m), (tokens, k) = weight.type.shape, experts.type.shape
         if shared(tuning, tokens * k, count):
             each = typed(ctx.scratch(4 * tokens * k * n), TensorType((tokens, k, n)))
@@ -88,7 +86,7 @@ def _register(kernels: KernelTable, tuning: Tuning, format: str | None) -> None:
         ctx.groups("expert_combine", tokens * -(-n // columns), *args, *ctx.fault, format=weight.format)
 
     @kernels.implements(embed, when=when(embed, 0), name=label("embed", format))
-    def _(ctx: Recorder, table: OpenCLWeight, ids: Any) -> None:
+    def _(ctx: Recorder, table: RecordedWeight, ids: Any) -> None:
         vocab, n = table.type.shape
         args = vocab, table.stored, table.row_bytes, ids, ctx.out
         ctx.over("embed", ids.type.size, -(-n // 16), ids.type.size, n, *args, *ctx.fault, format=table.format)

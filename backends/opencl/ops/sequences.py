@@ -9,10 +9,21 @@ from typing import Any
 
 import pyopencl as cl
 
-from trueup.backends.opencl.executable import Recorder, Rows
-from trueup.backends.opencl.memory import OpenCLTensor
+from trueup.backends.opencl.executable import Recorder
 from trueup.backends.opencl.tuning import Tuning
 from trueup.core.backend import KernelTable
+from trueup.core.backend.recorded import (
+    ANYHOW,
+    DeviceTensor,
+    Rows,
+    first_no,
+    lies,
+    pieces,
+    rows,
+    strides,
+    typed,
+    values,
+)
 from trueup.core.op import Op
 from trueup.core.ops import (
     causal_conv,
@@ -24,9 +35,6 @@ from trueup.core.ops import (
     trailing_mean,
 )
 from trueup.core.types import TensorType
-
-from .layout import ANYHOW, first_no, lies, pieces, rows, strides, typed
-from .weights import values
 
 CHUNK = 32
 """Rows of a chunk of the delta rule; `CHUNK_ROWS` in gdn.cl."""
@@ -61,7 +69,7 @@ def push(ctx: Recorder, x: Any, cu: Any, slots: Any, tail: Any, keep: Any) -> No
         ctx.over("tail_push", seqs, n, x.type.shape[0], n, *args, *ctx.fault)
 
 
-def by_pieces(x: OpenCLTensor, tail: OpenCLTensor) -> Iterator[tuple[Rows, OpenCLTensor, int, int]]:
+def by_pieces(x: DeviceTensor, tail: DeviceTensor) -> Iterator[tuple[Rows, DeviceTensor, int, int]]:
     """Rows of x and of a state as far as both lie side by side: each part, where it begins in a row, and how wide it is."""
     lie = rows(x, 1)
     for at, start, n in pieces(tail.type, 2):
@@ -147,7 +155,7 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
 
     def products(
         ctx: Recorder, x: Any, k: Any, decay: Any, cu: Any, heads: int, chunk: int, tiled: bool, whole: bool
-    ) -> tuple[OpenCLTensor, ...]:
+    ) -> tuple[DeviceTensor, ...]:
         """Products of rows within their chunks, and how much is left of a chunk's start at each row; see gdn.cl."""
         tokens, key_heads, dk = x.type.shape
         sizes = tokens * heads * chunk, tokens * heads

@@ -7,10 +7,9 @@ from typing import Any
 from trueup.backends.opencl.executable import Recorder
 from trueup.backends.opencl.tuning import Tuning
 from trueup.core.backend import KernelTable
+from trueup.core.backend.recorded import lies, rows, typed
 from trueup.core.ops import argmax, top_k
 from trueup.core.types import TensorType
-
-from .layout import lies, rows, typed
 
 SHORT = 256
 """Entries up to which each counts those before it; `SHORT` in topk.cl."""

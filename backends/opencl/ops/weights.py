@@ -1,11 +1,8 @@
-"""Arguments that are weights, for kernels: as they are stored, or as float32 values."""
+"""Kernels by the type of weight that they read."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from trueup.backends.opencl.memory import OpenCLTensor
-from trueup.backends.opencl.weight import NATIVE
+from trueup.backends.opencl.programs import NATIVE
 
 FORMATS = (*NATIVE, None)
 """For each a kernel of its own; None stands for all types that are expanded to float32."""
@@ -19,8 +16,3 @@ def label(op: str, format: str | None) -> str:
 def reads(format: str | None, dtype: str) -> bool | str:
     """Whether the kernel for `format` is the one for a weight of this type."""
     return (dtype not in NATIVE if format is None else dtype == format) or f"reads {format}, not {dtype}"
-
-
-def values(weight: Any) -> OpenCLTensor | None:
-    """Float32 values."""
-    return None if weight is None else weight.values

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from trueup.backends.cuda.memory import HEADROOM, CudaMemory
+from trueup.backends.cuda.memory import CudaMemory
 from trueup.backends.cuda.target import CudaTarget
 from trueup.backends.cuda.tuning import Tuning
 from trueup.core.backend import Backend, Device, Executable, Storage, Target
-from trueup.core.backend.recorded import DeviceTensor
+from trueup.core.backend.recorded import HEADROOM, DeviceTensor
 from trueup.core.passes.memory import MemoryPlan
 from trueup.core.plan import Plan
 from trueup.core.plugins import hookimpl

@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from trueup.backends.opencl.executable import Rows
-from trueup.backends.opencl.memory import OpenCLTensor
 from trueup.core.op import Op
 from trueup.core.types import TensorType
+
+from .tensor import DeviceTensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tensor as kernels take rows of its last axes: row r at (r // inner) * outer + (r % inner) * step, in elements."""
+
+    tensor: DeviceTensor
+    inner: int = 1
+    outer: int = 0
+    step: int = 0
+
 
 ANYHOW = 99
 """A layout: any."""
 Axes = list[tuple[int, int]]
 """Sizes and strides of axes of more than one entry, neighbours that lie as one joined."""
 
+STATES = frozenset({"keys", "values"})
+"""Arguments that are states which an op only reads: any strides of the leading axes will do."""
+
+
+def strides(type: TensorType) -> tuple[int, ...]:
+    """Elements from one entry of each axis to the next."""
+    return type.strides or type.row_major()
+
 
 def joined(type: TensorType, first: int, last: int) -> Axes:
     """The axes `first … last-1` as few as they can be."""
-    strides = type.strides or type.row_major()
     out: Axes = []
-    for n, s in list(zip(type.shape, strides, strict=True))[first:last]:
+    for n, s in list(zip(type.shape, strides(type), strict=True))[first:last]:
         if n == 1:
             continue
         if out and out[-1][1] == n * s:
@@ -42,15 +61,15 @@ def readable_rows(type: TensorType, lead: int) -> bool:
     return side_by_side(type, lead) and len(joined(type, 0, lead)) <= 2
 
 
-def rows(tensor: OpenCLTensor, lead: int | None = None, *, words: int = 0) -> Rows:
+def rows(tensor: DeviceTensor, lead: int | None = None, *, words: int = 0) -> Rows:
     """Rows over the first `lead` axes, by default all but the last. `words`: sizes count words of so many bytes."""
     type = tensor.type
     lead = len(type.shape) - 1 if lead is None else lead
     axes = joined(type, 0, lead) if type.size else []
     (outer, inner) = ((1, 0), (1, 0)) if not axes else ((1, 0), axes[0]) if len(axes) == 1 else axes
-    by = tensor.itemsize // words if words else 1
     count = max(inner[0], 1) if len(axes) > 1 or not axes else prod(type.shape[:lead])
-    at = OpenCLTensor(tensor.buffer, tensor.offset * by, type)
+    by = tensor.itemsize // words if words else 1
+    at = DeviceTensor(tensor.buffer, tensor.offset * by, type)
     return Rows(at, count, outer[1] * by, inner[1] * by)
 
 
@@ -67,16 +86,12 @@ def pieces(type: TensorType, lead: int) -> list[tuple[int, int, int]]:
     return [(s, i * n, n) for i, s in enumerate(starts)]
 
 
-def typed(raw: OpenCLTensor, type: TensorType) -> OpenCLTensor:
+def typed(raw: DeviceTensor, type: TensorType) -> DeviceTensor:
     """Bytes of scratch as a tensor."""
-    return OpenCLTensor(raw.buffer, raw.offset // type.element.block_bytes, type)
+    return DeviceTensor(raw.buffer, raw.offset // type.element.block_bytes, type)
 
 
-def strides(type: TensorType) -> tuple[int, ...]:
-    return type.strides or type.row_major()
-
-
-def lies(op: Op, **layouts: int) -> Callable[..., Any]:
+def lies(op: Op, **layouts: int) -> Callable[..., bool | str]:
     """A condition: the named arguments are rows over so many leading axes (negative: of all but so many), states have
     their last axes in one piece from that axis on (with ANYHOW they may lie in any strides), everything else is
     contiguous."""
@@ -103,7 +118,3 @@ def lies(op: Op, **layouts: int) -> Callable[..., Any]:
 def first_no(*answers: bool | str) -> bool | str:
     """True, or the first of the answers that is not."""
     return next((a for a in answers if a is not True), True)
-
-
-STATES = frozenset({"keys", "values"})
-"""Arguments that are states which an op only reads: any strides of the leading axes will do."""
