@@ -10,8 +10,9 @@ import os
 import platform
 from pathlib import Path
 
-from trueup.core.backend import AddressedTarget, Backend, Capabilities, Device
+from trueup.core.backend import AddressedTarget, Backend, Capabilities, Device, Executable, Storage
 from trueup.core.errors import Unavailable
+from trueup.core.plan import Plan
 from trueup.core.plugins import hookimpl
 from trueup.core.weight import Weight
 
@@ -55,6 +56,11 @@ class CpuTarget(AddressedTarget):
 
     def prepare_weight(self, weight: Weight) -> CpuWeight:
         return CpuWeight(weight)
+
+    def compile(self, plan: Plan, storage: Storage) -> Executable:
+        from .executable import CpuExecutable
+
+        return CpuExecutable(plan, self, storage)
 
 
 def native_module():  # type: ignore[no-untyped-def]  # the extension module, built with the package

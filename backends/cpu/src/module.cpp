@@ -3,6 +3,7 @@
 PYBIND11_MODULE(_native, m) {
     m.doc() = "trueup's native CPU kernels: arrays in, results written into given arrays, all arguments checked before any work.";
     trueup::bind_runtime(m);
+    trueup::bind_program(m);
     trueup::bind_linear(m);
     trueup::bind_experts(m);
     trueup::bind_attention(m);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "bind.hpp"
+#include "program.hpp"
 #include "steps.hpp"
 
 namespace trueup {
@@ -58,46 +59,48 @@ void attention_(const py::array& out_, const py::array& lse_, const py::array& q
     check.require(every >= 1, "every is " + std::to_string(every) + ", expected 1 or more");
     check.require(block >= 1, "block is " + std::to_string(block) + ", expected 1 or more");
     check.require(window >= 0, "window is " + std::to_string(window) + ", expected 0 (none) or more");
-    const auto spans_found = spans(check, cu, tokens);
-    check_past(check, spans_found, past);
-
-    Attention a{};
-    a.q = q.data, a.q_stride = q.stride[0], a.q_head_stride = q.stride[1];
-    a.keys = {keys.data, keys.stride[0], keys.stride[1], keys.stride[2]};
-    a.values = {values.data, values.stride[0], values.stride[1], values.stride[2]};
-    a.out = out.data, a.out_stride = out.stride[0], a.out_head_stride = out.stride[1];
-    a.lse = lse.data, a.lse_stride = lse.stride[0];
-    a.tokens = tokens, a.heads = heads, a.kv = kv, a.d = q.shape[2], a.dv = values.shape[3], a.entries = entries;
-    a.scale = static_cast<float>(scale), a.every = every, a.block = block, a.window = window;
-    for (const Span& s : spans_found) a.spans.push_back({s.begin, s.end, past.data[s.seq], table.at(s.seq)});
-    a.selects = given(selected_);
-    if (a.selects) {
-        const auto selected = check.in<int32_t, 2>(as_array(check, selected_, "selected"), "selected", "[tokens, picks]");
+    View<const int32_t, 2> selected;
+    const bool selects = given(selected_);
+    if (selects) {
+        selected = check.in<int32_t, 2>(as_array(check, selected_, "selected"), "selected", "[tokens, picks]");
         check.same("selected", "tokens", selected.shape[0], "q", tokens);
-        select(check, a, selected);
     }
-    for (const Span& s : spans_found) {
-        const int64_t before = past.data[s.seq], last = (before + s.count()) / every;
-        if (!a.selects) {
-            const int64_t seen = (before + 1) / every;  // by the first row
-            check_pages(check, table, s.seq, window ? std::max<int64_t>(0, seen - window) : 0, last, entries, pages);
-            continue;
+    perform([=] {
+        const auto spans_found = spans(check, cu, tokens);
+        check_past(check, spans_found, past);
+        Attention a{};
+        a.q = q.data, a.q_stride = q.stride[0], a.q_head_stride = q.stride[1];
+        a.keys = {keys.data, keys.stride[0], keys.stride[1], keys.stride[2]};
+        a.values = {values.data, values.stride[0], values.stride[1], values.stride[2]};
+        a.out = out.data, a.out_stride = out.stride[0], a.out_head_stride = out.stride[1];
+        a.lse = lse.data, a.lse_stride = lse.stride[0];
+        a.tokens = tokens, a.heads = heads, a.kv = kv, a.d = q.shape[2], a.dv = values.shape[3], a.entries = entries;
+        a.scale = static_cast<float>(scale), a.every = every, a.block = block, a.window = window;
+        for (const Span& s : spans_found) a.spans.push_back({s.begin, s.end, past.data[s.seq], table.at(s.seq)});
+        a.selects = selects;
+        if (selects) select(check, a, selected);
+        for (const Span& s : spans_found) {
+            const int64_t before = past.data[s.seq], last = (before + s.count()) / every;
+            if (!a.selects) {
+                const int64_t seen = (before + 1) / every;  // by the first row
+                check_pages(check, table, s.seq, window ? std::max<int64_t>(0, seen - window) : 0, last, entries, pages);
+                continue;
+            }
+            for (int64_t t = s.begin; t < s.end; ++t) {
+                const int64_t n = (before + t - s.begin + 1) / every, first = window ? std::max<int64_t>(0, n - window) : 0;
+                for (int64_t i = a.starts[t]; i < a.starts[t + 1]; ++i)
+                    check_pages(check, table, s.seq, std::max(first, a.blocks[i] * block), (a.blocks[i] + 1) * block, entries, pages);
+                check_pages(check, table, s.seq, std::max(first, n / block * block), n, entries, pages);
+            }
         }
-        for (int64_t t = s.begin; t < s.end; ++t) {
-            const int64_t n = (before + t - s.begin + 1) / every, first = window ? std::max<int64_t>(0, n - window) : 0;
-            for (int64_t i = a.starts[t]; i < a.starts[t + 1]; ++i)
-                check_pages(check, table, s.seq, std::max(first, a.blocks[i] * block), (a.blocks[i] + 1) * block, entries, pages);
-            check_pages(check, table, s.seq, std::max(first, n / block * block), n, entries, pages);
-        }
-    }
-    py::gil_scoped_release release;
-    const int64_t end = spans_found.empty() ? 0 : spans_found.back().end;
-    for (int64_t t = end; t < tokens; ++t)
-        for (int64_t h = 0; h < heads; ++h) {
-            std::fill_n(out.at(t, h), a.dv, 0.0f);
-            *lse.at(t, h) = 0.0f;
-        }
-    attention(a);
+        const int64_t end = spans_found.empty() ? 0 : spans_found.back().end;
+        for (int64_t t = end; t < tokens; ++t)
+            for (int64_t h = 0; h < heads; ++h) {
+                std::fill_n(out.at(t, h), a.dv, 0.0f);
+                *lse.at(t, h) = 0.0f;
+            }
+        attention(a);
+    });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 namespace trueup {
 
 void bind_runtime(pybind11::module_& m);
+void bind_program(pybind11::module_& m);
 void bind_linear(pybind11::module_& m);
 void bind_experts(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);

@@ -5,6 +5,7 @@
 
 #include "../kernels.hpp"
 #include "bind.hpp"
+#include "program.hpp"
 #include "rows.hpp"
 #include "steps.hpp"
 
@@ -18,9 +19,8 @@ struct Look {
     View<float, 2> out;
     View<const float, 2> x;
     View<float, 3> tail;
-    std::vector<Span> spans;
-    View<const int32_t, 1> slots;
-    std::vector<int32_t> keep;
+    View<const int32_t, 1> cu, slots;
+    const int32_t* keep = nullptr;  // [tokens]
 };
 
 Look look(const Checker& check, const py::array& out, const py::array& x, const py::array& cu_seqlens, const py::array& slots,
@@ -28,32 +28,32 @@ Look look(const Checker& check, const py::array& out, const py::array& x, const 
     Look l;
     l.out = check.out<float, 2>(out, "out", "[tokens, n]");
     l.x = check.in<float, 2>(x, "x", "[tokens, n]");
-    const auto cu = check.in<int32_t, 1>(cu_seqlens, "cu_seqlens", "[seqs+1]");
+    l.cu = check.in<int32_t, 1>(cu_seqlens, "cu_seqlens", "[seqs+1]");
     l.slots = check.in<int32_t, 1>(slots, "slots", "[seqs]");
     l.tail = check.out<float, 3>(tail, "tail", "[slot, back, n]");
     same_shape(check, "out", out, "x", x);
     check.same("tail", "rows back", l.tail.shape[1], "what the op looks back", back);
     check.same("tail", "n", l.tail.shape[2], "x", l.x.shape[1]);
-    l.spans = spans(check, cu, l.x.shape[0]);
-    check.same("slots", "seqs", l.slots.shape[0], "cu_seqlens", cu.shape[0] - 1);
+    check.same("slots", "seqs", l.slots.shape[0], "cu_seqlens", l.cu.shape[0] - 1);
     if (given(keep)) {
         const auto array = check.in<int32_t, 1>(as_array(check, keep, "keep"), "keep", "[tokens]");
         check.same("keep", "tokens", array.shape[0], "x", l.x.shape[0]);
-        l.keep.assign(array.data, array.data + array.shape[0]);
+        l.keep = array.data;
     }
-    check_slots(check, l.spans, l.slots, l.keep.empty() ? nullptr : l.keep.data(), 1, l.tail.shape[0]);
     return l;
 }
 
 // row(history, to, column, count) for every row of the step and piece of columns; history[i] is the row `back - i` rows before it.
 template <class Row>
-void walk(const Look& l, Row&& row) {
+void walk(const Checker& check, const Look& l, Row&& row) {
+    const auto found = spans(check, l.cu, l.x.shape[0]);
+    check_slots(check, found, l.slots, l.keep, 1, l.tail.shape[0]);
     const int64_t back = l.tail.shape[1], n = l.x.shape[1], pieces = (n + width - 1) / width;
     const int workers = threads();
     std::vector<float> scratch(static_cast<size_t>(workers * back * width));  // the tail as it was before the step
     std::vector<const float*> pointers(static_cast<size_t>(workers * (back + 1)));
-    parallel_for(static_cast<int64_t>(l.spans.size()) * pieces, [&](int64_t task, int worker) {
-        const Span& s = l.spans[task / pieces];
+    parallel_for(static_cast<int64_t>(found.size()) * pieces, [&](int64_t task, int worker) {
+        const Span& s = found[task / pieces];
         const int64_t c = task % pieces * width, count = std::min(width, n - c), slot = l.slots.data[s.seq];
         const size_t bytes = sizeof(float) * static_cast<size_t>(count);
         float* before = scratch.data() + worker * back * width;
@@ -67,11 +67,11 @@ void walk(const Look& l, Row&& row) {
         for (int64_t t = 0; t < s.count(); ++t) {
             for (int64_t i = 0; i <= back; ++i) history[i] = past(t + i);
             row(history, l.out.at(s.begin + t, c), c, count);
-            if (!l.keep.empty() && l.keep[s.begin + t] >= 0) push(l.keep[s.begin + t], t + 1);
+            if (l.keep && l.keep[s.begin + t] >= 0) push(l.keep[s.begin + t], t + 1);
         }
         push(slot, s.count());
     }, workers);
-    for (int64_t t = l.spans.empty() ? 0 : l.spans.back().end; t < l.x.shape[0]; ++t) std::fill_n(l.out.at(t), n, 0.0f);
+    for (int64_t t = found.empty() ? 0 : found.back().end; t < l.x.shape[0]; ++t) std::fill_n(l.out.at(t), n, 0.0f);
 }
 
 void causal_conv_(const py::array& out, const py::array& x, const py::array& weight_, const py::array& cu_seqlens, const py::array& slots,
@@ -83,14 +83,15 @@ void causal_conv_(const py::array& out, const py::array& x, const py::array& wei
     check.require(taps >= 1, "weight has taps = 0, expected 1 or more");
     const Look l = look(check, out, x, cu_seqlens, slots, tail, keep, (taps - 1) * dilation);
     check.same("weight", "channels", channels, "x", l.x.shape[1]);
-    py::gil_scoped_release release;
     std::vector<float> by_tap(static_cast<size_t>(taps * channels));
     for (int64_t c = 0; c < channels; ++c)
         for (int64_t j = 0; j < taps; ++j) by_tap[j * channels + c] = *weight.at(c, j);
-    const Kernels& use = kernels();
-    walk(l, [&](const float** history, float* to, int64_t c, int64_t count) {
-        for (int64_t j = 0; j < taps; ++j) history[j] = history[j * dilation];
-        use.convolve(history, by_tap.data() + c, channels, taps, to, count);
+    perform([=] {
+        const Kernels& use = kernels();
+        walk(check, l, [&](const float** history, float* to, int64_t c, int64_t count) {
+            for (int64_t j = 0; j < taps; ++j) history[j] = history[j * dilation];
+            use.convolve(history, by_tap.data() + c, channels, taps, to, count);
+        });
     });
 }
 
@@ -99,13 +100,14 @@ void trailing_mean_(const py::array& out, const py::array& x, const py::array& c
     const Checker check("trailing_mean");
     check.require(every >= 1, "every is " + std::to_string(every) + ", expected 1 or more");
     const Look l = look(check, out, x, cu_seqlens, slots, tail, keep, every - 1);
-    py::gil_scoped_release release;
-    walk(l, [&](const float** history, float* to, int64_t, int64_t count) {
-        for (int64_t c = 0; c < count; ++c) {
-            double total = 0;
-            for (int64_t i = 0; i < every; ++i) total += history[i][c];
-            to[c] = static_cast<float>(total / static_cast<double>(every));
-        }
+    perform([=] {
+        walk(check, l, [&](const float** history, float* to, int64_t, int64_t count) {
+            for (int64_t c = 0; c < count; ++c) {
+                double total = 0;
+                for (int64_t i = 0; i < every; ++i) total += history[i][c];
+                to[c] = static_cast<float>(total / static_cast<double>(every));
+            }
+        });
     });
 }
 

@@ -5,6 +5,7 @@
 #include "../kernels.hpp"
 #include "../pool.hpp"
 #include "bind.hpp"
+#include "program.hpp"
 #include "steps.hpp"
 
 namespace trueup {
@@ -41,43 +42,43 @@ void gated_delta_rule_(const py::array& out_, const py::array& q_, const py::arr
     check.same("slots", "seqs", slots.shape[0], "cu_seqlens", cu.shape[0] - 1);
     check.require(kheads ? heads % kheads == 0 : heads == 0,
                   "v has heads = " + std::to_string(heads) + ", expected a multiple of the " + std::to_string(kheads) + " heads of q and k");
-    const auto found = spans(check, cu, tokens);
-    std::vector<int32_t> keep;
+    const int32_t* keep = nullptr;
     if (given(keep_)) {
         const auto array = check.in<int32_t, 1>(as_array(check, keep_, "keep"), "keep", "[tokens]");
         check.same("keep", "tokens", array.shape[0], "v", tokens);
-        keep.assign(array.data, array.data + tokens);
+        keep = array.data;
     }
-    check_slots(check, found, slots, keep.empty() ? nullptr : keep.data(), 1, state.shape[0]);
-
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    const int workers = threads();
-    const int64_t width = use.delta_width, blocks = (dv + width - 1) / width, rep = kheads ? heads / kheads : 1;
-    std::vector<float> fade(static_cast<size_t>(tokens * heads)), scratch(static_cast<size_t>(dk * width * workers));
-    for (const Span& s : found)
-        for (int64_t t = s.begin; t < s.end; ++t)
-            for (int64_t h = 0; h < heads; ++h) fade[t * heads + h] = static_cast<float>(std::exp(static_cast<double>(*decay.at(t, h))));
-    parallel_for(static_cast<int64_t>(found.size()) * heads * blocks, [&](int64_t task, int worker) {
-        const Span& s = found[task / (heads * blocks)];
-        const int64_t h = task / blocks % heads, c = task % blocks * width, key = tiled ? h % kheads : h / rep;
-        DeltaBlock b{};
-        b.q = q.at(s.begin, key), b.q_stride = q.stride[0];
-        b.k = k.at(s.begin, key), b.k_stride = k.stride[0];
-        b.v = v.at(s.begin, h, c), b.v_stride = v.stride[0];
-        b.fade = fade.data() + s.begin * heads + h, b.fade_stride = heads;
-        b.beta = beta.at(s.begin, h), b.beta_stride = beta.stride[0];
-        b.out = out.at(s.begin, h, c), b.out_stride = out.stride[0];
-        b.state = state.at(slots.data[s.seq], h, 0, c), b.state_stride = state.stride[2];
-        b.dk = dk, b.columns = std::min(width, dv - c);
-        b.keep = keep.empty() ? nullptr : keep.data() + s.begin;
-        b.slots = state.at(0, h, 0, c), b.slot_stride = state.stride[0];
-        b.rows = s.count(), b.scale = static_cast<float>(scale);
-        use.delta_rule(b, scratch.data() + worker * dk * width);
-    }, workers);
-    const int64_t end = found.empty() ? 0 : found.back().end;
-    for (int64_t t = end; t < tokens; ++t)
-        for (int64_t h = 0; h < heads; ++h) std::fill_n(out.at(t, h), dv, 0.0f);
+    perform([=] {
+        const auto found = spans(check, cu, tokens);
+        check_slots(check, found, slots, keep, 1, state.shape[0]);
+        const Kernels& use = kernels();
+        const int workers = threads();
+        const int64_t width = use.delta_width, blocks = (dv + width - 1) / width, rep = kheads ? heads / kheads : 1;
+        std::vector<float> fade(static_cast<size_t>(tokens * heads)), scratch(static_cast<size_t>(dk * width * workers));
+        for (const Span& s : found)
+            for (int64_t t = s.begin; t < s.end; ++t)
+                for (int64_t h = 0; h < heads; ++h) fade[t * heads + h] = static_cast<float>(std::exp(static_cast<double>(*decay.at(t, h))));
+        parallel_for(static_cast<int64_t>(found.size()) * heads * blocks, [&](int64_t task, int worker) {
+            const Span& s = found[task / (heads * blocks)];
+            const int64_t h = task / blocks % heads, c = task % blocks * width, key = tiled ? h % kheads : h / rep;
+            DeltaBlock b{};
+            b.q = q.at(s.begin, key), b.q_stride = q.stride[0];
+            b.k = k.at(s.begin, key), b.k_stride = k.stride[0];
+            b.v = v.at(s.begin, h, c), b.v_stride = v.stride[0];
+            b.fade = fade.data() + s.begin * heads + h, b.fade_stride = heads;
+            b.beta = beta.at(s.begin, h), b.beta_stride = beta.stride[0];
+            b.out = out.at(s.begin, h, c), b.out_stride = out.stride[0];
+            b.state = state.at(slots.data[s.seq], h, 0, c), b.state_stride = state.stride[2];
+            b.dk = dk, b.columns = std::min(width, dv - c);
+            b.keep = keep ? keep + s.begin : nullptr;
+            b.slots = state.at(0, h, 0, c), b.slot_stride = state.stride[0];
+            b.rows = s.count(), b.scale = static_cast<float>(scale);
+            use.delta_rule(b, scratch.data() + worker * dk * width);
+        }, workers);
+        const int64_t end = found.empty() ? 0 : found.back().end;
+        for (int64_t t = end; t < tokens; ++t)
+            for (int64_t h = 0; h < heads; ++h) std::fill_n(out.at(t, h), dv, 0.0f);
+    });
 }
 
 }  // namespace

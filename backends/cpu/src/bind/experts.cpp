@@ -1,6 +1,7 @@
 #include "../ops/experts.hpp"
 
 #include "bind.hpp"
+#include "program.hpp"
 #include "weights.hpp"
 
 namespace trueup {
@@ -35,11 +36,12 @@ void expert_linear_(const py::array& out_, const py::array& x_, const py::array&
     check.same("out", "tokens", out.shape[0], "x", x.shape[0]);
     check.same("out", "k", out.shape[1], "experts", experts.shape[1]);
     check.same("out", "m", out.shape[2], "weight", w.rows);
-    Choices choices{chosen(check, experts, w.count), {}, {}};
-    for (int64_t t = 0; t < out.shape[0]; ++t)
-        for (int64_t j = 0; j < out.shape[1]; ++j) choices.x.push_back(x.at(t)), choices.out.push_back(out.at(t, j));
-    py::gil_scoped_release release;
-    expert_linear(w, choices);
+    perform([=] {
+        Choices choices{chosen(check, experts, w.count), {}, {}};
+        for (int64_t t = 0; t < out.shape[0]; ++t)
+            for (int64_t j = 0; j < out.shape[1]; ++j) choices.x.push_back(x.at(t)), choices.out.push_back(out.at(t, j));
+        expert_linear(w, choices);
+    });
 }
 
 void expert_combine_(const py::array& out_, const py::array& h_, const py::array& experts_, const py::array& mix_, const py::array& weight,
@@ -57,16 +59,17 @@ void expert_combine_(const py::array& out_, const py::array& h_, const py::array
     check.same("mix", "k", mix.shape[1], "h", h.shape[1]);
     check.same("out", "tokens", out.shape[0], "h", h.shape[0]);
     check.same("out", "n", out.shape[1], "weight", w.rows);
-    const auto ids = chosen(check, experts, w.count);
-    std::vector<const float*> from, mixes;
-    std::vector<float*> to;
-    for (int64_t t = 0; t < h.shape[0]; ++t) {
-        for (int64_t j = 0; j < h.shape[1]; ++j) from.push_back(h.at(t, j));
-        mixes.push_back(mix.at(t));
-        to.push_back(out.at(t));
-    }
-    py::gil_scoped_release release;
-    expert_combine(w, ids, from, mixes, to, h.shape[1]);
+    perform([=] {
+        const auto ids = chosen(check, experts, w.count);
+        std::vector<const float*> from, mixes;
+        std::vector<float*> to;
+        for (int64_t t = 0; t < h.shape[0]; ++t) {
+            for (int64_t j = 0; j < h.shape[1]; ++j) from.push_back(h.at(t, j));
+            mixes.push_back(mix.at(t));
+            to.push_back(out.at(t));
+        }
+        expert_combine(w, ids, from, mixes, to, h.shape[1]);
+    });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "../ops/linear.hpp"
 #include "../pool.hpp"
 #include "bind.hpp"
+#include "program.hpp"
 #include "weights.hpp"
 
 namespace trueup {
@@ -21,8 +22,9 @@ void linear_(const py::array& out_, const py::array& x_, const py::array& weight
     std::vector<const float*> from(static_cast<size_t>(rows));
     std::vector<float*> to(static_cast<size_t>(rows));
     for (int64_t r = 0; r < rows; ++r) from[r] = x.at(r), to[r] = out.at(r);
-    py::gil_scoped_release release;
-    linear({w.data, w.stride[0], w.shape[0], row.format, row.n}, from.data(), to.data(), rows);
+    perform([=] {
+        linear({w.data, w.stride[0], w.shape[0], row.format, row.n}, from.data(), to.data(), rows);
+    });
 }
 
 py::array_t<float> dequantize_(const py::array& weight, const std::string& dtype) {

@@ -3,6 +3,7 @@
 
 #include "../kernels.hpp"
 #include "bind.hpp"
+#include "program.hpp"
 #include "rows.hpp"
 
 namespace trueup {
@@ -15,10 +16,11 @@ void unary(const char* name, const py::array& out_, const py::array& x_, Map&& m
     const auto out = rows_out(check, out_, "out");
     const auto x = rows_in(check, x_, "x");
     same_shape(check, "out", out_, "x", x_);
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    map_pieces(x.rows, x.n, out.packed && x.packed,
-               [&](int64_t r, int64_t from, int64_t count) { map(use, x.row(r) + from, out.row(r) + from, count); });
+    perform([=] {
+        const Kernels& use = kernels();
+        map_pieces(x.rows, x.n, out.packed && x.packed,
+                   [&](int64_t r, int64_t from, int64_t count) { map(use, x.row(r) + from, out.row(r) + from, count); });
+    });
 }
 
 template <class Map>
@@ -28,10 +30,11 @@ void binary(const char* name, const char* first, const char* second, const py::a
     const auto a = rows_in(check, a_, first), b = rows_in(check, b_, second);
     same_shape(check, second, b_, first, a_);
     same_shape(check, "out", out_, first, a_);
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    map_pieces(a.rows, a.n, out.packed && a.packed && b.packed,
-               [&](int64_t r, int64_t from, int64_t count) { map(use, a.row(r) + from, b.row(r) + from, out.row(r) + from, count); });
+    perform([=] {
+        const Kernels& use = kernels();
+        map_pieces(a.rows, a.n, out.packed && a.packed && b.packed,
+                   [&](int64_t r, int64_t from, int64_t count) { map(use, a.row(r) + from, b.row(r) + from, out.row(r) + from, count); });
+    });
 }
 
 double softplus_of(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
@@ -44,9 +47,10 @@ void scale_rows_(const py::array& out_, const py::array& x_, const py::array& sc
     same_shape(check, "out", out_, "x", x_);
     check.same("scale", "rows", scale.shape[0], "x", x.shape[0]);
     check.same("scale", "columns", scale.shape[1], "one number a row", 1);
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    map_rows(x.shape[0], x.shape[1], [&](int64_t r) { use.scale(x.at(r), *scale.at(r), out.at(r), x.shape[1]); });
+    perform([=] {
+        const Kernels& use = kernels();
+        map_rows(x.shape[0], x.shape[1], [&](int64_t r) { use.scale(x.at(r), *scale.at(r), out.at(r), x.shape[1]); });
+    });
 }
 
 void softmax_(const py::array& out_, const py::array& x_) {
@@ -54,9 +58,10 @@ void softmax_(const py::array& out_, const py::array& x_) {
     const auto out = rows_out(check, out_, "out");
     const auto x = rows_in(check, x_, "x");
     same_shape(check, "out", out_, "x", x_);
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    map_rows(x.rows, x.n, [&](int64_t r) { use.softmax(x.row(r), out.row(r), x.n); });
+    perform([=] {
+        const Kernels& use = kernels();
+        map_rows(x.rows, x.n, [&](int64_t r) { use.softmax(x.row(r), out.row(r), x.n); });
+    });
 }
 
 void normalize_(const py::array& out_, const py::array& x_, double floor) {
@@ -64,14 +69,15 @@ void normalize_(const py::array& out_, const py::array& x_, double floor) {
     const auto out = rows_out(check, out_, "out");
     const auto x = rows_in(check, x_, "x");
     same_shape(check, "out", out_, "x", x_);
-    py::gil_scoped_release release;
-    map_rows(x.rows, x.n, [&](int64_t r) {
-        const float* from = x.row(r);
-        float* to = out.row(r);
-        double divisor = 0;
-        for (int64_t i = 0; i < x.n; ++i) divisor += from[i];
-        if (divisor < floor || std::isnan(floor)) divisor = floor;
-        for (int64_t i = 0; i < x.n; ++i) to[i] = divisor == 0 ? 0.0f : static_cast<float>(from[i] / divisor);
+    perform([=] {
+        map_rows(x.rows, x.n, [&](int64_t r) {
+            const float* from = x.row(r);
+            float* to = out.row(r);
+            double divisor = 0;
+            for (int64_t i = 0; i < x.n; ++i) divisor += from[i];
+            if (divisor < floor || std::isnan(floor)) divisor = floor;
+            for (int64_t i = 0; i < x.n; ++i) to[i] = divisor == 0 ? 0.0f : static_cast<float>(from[i] / divisor);
+        });
     });
 }
 
@@ -83,10 +89,11 @@ void gdn_decay_(const py::array& out_, const py::array& a_, const py::array& bia
     same_shape(check, "out", out_, "a", a_);
     check.same("bias", "heads", bias.shape[0], "a", a.shape[1]);
     check.same("rate", "heads", rate.shape[0], "a", a.shape[1]);
-    py::gil_scoped_release release;
-    map_rows(a.shape[0], a.shape[1] * 16, [&](int64_t t) {
-        for (int64_t h = 0; h < a.shape[1]; ++h)
-            *out.at(t, h) = static_cast<float>(rate.data[h] * softplus_of(static_cast<double>(*a.at(t, h)) + bias.data[h]));
+    perform([=] {
+        map_rows(a.shape[0], a.shape[1] * 16, [&](int64_t t) {
+            for (int64_t h = 0; h < a.shape[1]; ++h)
+                *out.at(t, h) = static_cast<float>(rate.data[h] * softplus_of(static_cast<double>(*a.at(t, h)) + bias.data[h]));
+        });
     });
 }
 
@@ -100,9 +107,10 @@ void hc_read_(const py::array& out_, const py::array& normed_, const py::array& 
     check.same("gate", "streams*n", gate.shape[1], "normed", streams * n);
     check.same("out", "rows", out.shape[0], "normed", rows);
     check.same("out", "n", out.shape[1], "normed", n);
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    map_rows(rows, streams * n, [&](int64_t r) { use.hc_read(normed.at(r), normed.stride[1], gate.at(r), streams, out.at(r), n); });
+    perform([=] {
+        const Kernels& use = kernels();
+        map_rows(rows, streams * n, [&](int64_t r) { use.hc_read(normed.at(r), normed.stride[1], gate.at(r), streams, out.at(r), n); });
+    });
 }
 
 void hc_write_(const py::array& out_, const py::array& residual_, const py::array& y_, const py::array& inject_) {
@@ -117,13 +125,14 @@ void hc_write_(const py::array& out_, const py::array& residual_, const py::arra
     check.same("y", "n", y.shape[1], "residual", n);
     check.same("inject", "rows", inject.shape[0], "residual", rows);
     check.same("inject", "streams", inject.shape[1], "residual", streams);
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    map_rows(rows, streams * n, [&](int64_t r) {
-        for (int64_t s = 0; s < streams; ++s) {
-            const double gain = 2 / (1 + std::exp(-static_cast<double>(*inject.at(r, s)) / static_cast<double>(streams)));
-            use.add_scaled(residual.at(r, s), y.at(r), static_cast<float>(gain), out.at(r, s), n);
-        }
+    perform([=] {
+        const Kernels& use = kernels();
+        map_rows(rows, streams * n, [&](int64_t r) {
+            for (int64_t s = 0; s < streams; ++s) {
+                const double gain = 2 / (1 + std::exp(-static_cast<double>(*inject.at(r, s)) / static_cast<double>(streams)));
+                use.add_scaled(residual.at(r, s), y.at(r), static_cast<float>(gain), out.at(r, s), n);
+            }
+        });
     });
 }
 
@@ -137,18 +146,19 @@ void ple_gate_(const py::array& out_, const py::array& key_, const py::array& qu
     same_shape(check, "out", out_, "key", key_);
     check.same("value", "rows", value.shape[0], "key", rows);
     check.same("value", "n", value.shape[1], "key", n);
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    map_rows(rows, streams * n, [&](int64_t r) {
-        for (int64_t s = 0; s < streams; ++s) {
-            const float *k = key.at(r, s), *q = query.at(r, s);
-            double u = 0;  // the gate steps at 0: float64 keeps its side
-            for (int64_t i = 0; i < n; ++i) u += static_cast<double>(k[i]) * static_cast<double>(q[i]);
-            u /= std::sqrt(static_cast<double>(n ? n : 1));
-            const double root = std::sqrt(std::fabs(u) < 1e-6 ? 1e-6 : std::fabs(u));  // NaN stays
-            const double gate = 1 / (1 + std::exp(-(u > 0 ? root : u < 0 ? -root : u)));
-            use.scale(value.at(r), static_cast<float>(gate), out.at(r, s), n);
-        }
+    perform([=] {
+        const Kernels& use = kernels();
+        map_rows(rows, streams * n, [&](int64_t r) {
+            for (int64_t s = 0; s < streams; ++s) {
+                const float *k = key.at(r, s), *q = query.at(r, s);
+                double u = 0;  // the gate steps at 0: float64 keeps its side
+                for (int64_t i = 0; i < n; ++i) u += static_cast<double>(k[i]) * static_cast<double>(q[i]);
+                u /= std::sqrt(static_cast<double>(n ? n : 1));
+                const double root = std::sqrt(std::fabs(u) < 1e-6 ? 1e-6 : std::fabs(u));  // NaN stays
+                const double gate = 1 / (1 + std::exp(-(u > 0 ? root : u < 0 ? -root : u)));
+                use.scale(value.at(r), static_cast<float>(gate), out.at(r, s), n);
+            }
+        });
     });
 }
 

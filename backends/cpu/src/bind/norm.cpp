@@ -1,5 +1,6 @@
 #include "../kernels.hpp"
 #include "bind.hpp"
+#include "program.hpp"
 #include "rows.hpp"
 
 namespace trueup {
@@ -15,10 +16,11 @@ void norm_rows(const Checker& check, const py::array& out_, const py::array& x_,
         check.same("weight", "n", w.shape[0], "x", x.n);
         weight = w.data;
     }
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    const double divisor = mean && x.n ? static_cast<double>(x.n) : 1.0;
-    map_rows(x.rows, x.n, [&](int64_t r) { use.norm(x.row(r), weight, nullptr, Activation::none, divisor, eps, out.row(r), x.n); });
+    perform([=] {
+        const Kernels& use = kernels();
+        const double divisor = mean && x.n ? static_cast<double>(x.n) : 1.0;
+        map_rows(x.rows, x.n, [&](int64_t r) { use.norm(x.row(r), weight, nullptr, Activation::none, divisor, eps, out.row(r), x.n); });
+    });
 }
 
 void group_rms_norm_(const py::array& out_, const py::array& x_, const py::array& weight, double eps) {
@@ -29,11 +31,12 @@ void group_rms_norm_(const py::array& out_, const py::array& x_, const py::array
     same_shape(check, "out", out_, "x", x_);
     const int64_t groups = x.shape[1], n = x.shape[2];
     check.same("weight", "groups*n", w.shape[0], "x", groups * n);
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    map_rows(x.shape[0], groups * n, [&](int64_t r) {
-        for (int64_t g = 0; g < groups; ++g)
-            use.norm(x.at(r, g), w.data + g * n, nullptr, Activation::none, static_cast<double>(n ? n : 1), eps, out.at(r, g), n);
+    perform([=] {
+        const Kernels& use = kernels();
+        map_rows(x.shape[0], groups * n, [&](int64_t r) {
+            for (int64_t g = 0; g < groups; ++g)
+                use.norm(x.at(r, g), w.data + g * n, nullptr, Activation::none, static_cast<double>(n ? n : 1), eps, out.at(r, g), n);
+        });
     });
 }
 
@@ -47,11 +50,12 @@ void gated_rms_norm_(const py::array& out_, const py::array& x_, const py::array
     same_shape(check, "out", out_, "x", x_);
     const auto w = check.in<float, 1>(weight, "weight", "[d]");
     check.same("weight", "d", w.shape[0], "x", x.n);
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    const Activation kind = activation == "silu" ? Activation::silu : Activation::sigmoid;
-    map_rows(x.rows, x.n, [&](int64_t r) {
-        use.norm(x.row(r), w.data, gate.row(r), kind, static_cast<double>(x.n ? x.n : 1), eps, out.row(r), x.n);
+    perform([=] {
+        const Kernels& use = kernels();
+        const Activation kind = activation == "silu" ? Activation::silu : Activation::sigmoid;
+        map_rows(x.rows, x.n, [&](int64_t r) {
+            use.norm(x.row(r), w.data, gate.row(r), kind, static_cast<double>(x.n ? x.n : 1), eps, out.row(r), x.n);
+        });
     });
 }
 

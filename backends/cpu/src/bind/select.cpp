@@ -6,6 +6,7 @@
 #include "../ops/top_k.hpp"
 #include "../pool.hpp"
 #include "bind.hpp"
+#include "program.hpp"
 #include "steps.hpp"
 
 namespace trueup {
@@ -23,14 +24,15 @@ void top_k_(const py::array& values_, const py::array& indices_, const py::array
     check.same("indices", "rows", indices.shape[0], "scores", rows);
     check.same("values", "k", values.shape[1], "the argument k", k);
     check.same("indices", "k", indices.shape[1], "the argument k", k);
-    py::gil_scoped_release release;
-    const int workers = threads();
-    std::vector<std::vector<uint64_t>> space(static_cast<size_t>(workers), std::vector<uint64_t>(static_cast<size_t>(top_k_space(k))));
-    const int64_t step = std::clamp<int64_t>(16384 / std::max<int64_t>(n, 1), 1, std::max<int64_t>(rows, 1));
-    parallel_for((rows + step - 1) / step, [&](int64_t task, int worker) {
-        for (int64_t r = task * step; r < std::min(rows, (task + 1) * step); ++r)
-            top_k(scores.at(r), n, k, values.at(r), indices.at(r), space[static_cast<size_t>(worker)]);
-    }, workers);
+    perform([=] {
+        const int workers = threads();
+        std::vector<std::vector<uint64_t>> space(static_cast<size_t>(workers), std::vector<uint64_t>(static_cast<size_t>(top_k_space(k))));
+        const int64_t step = std::clamp<int64_t>(16384 / std::max<int64_t>(n, 1), 1, std::max<int64_t>(rows, 1));
+        parallel_for((rows + step - 1) / step, [&](int64_t task, int worker) {
+            for (int64_t r = task * step; r < std::min(rows, (task + 1) * step); ++r)
+                top_k(scores.at(r), n, k, values.at(r), indices.at(r), space[static_cast<size_t>(worker)]);
+        }, workers);
+    });
 }
 
 void index_scores_(const py::array& out_, const py::array& q_, const py::array& keys_, const py::array& cu_seqlens, const py::array& past_,
@@ -55,29 +57,30 @@ void index_scores_(const py::array& out_, const py::array& q_, const py::array& 
         check.same("weights", "tokens", weights.shape[0], "q", tokens);
         check.same("weights", "heads", weights.shape[1], "q", heads);
     }
-    const auto found = spans(check, cu, tokens);
-    check_past(check, found, past);
-    for (const Span& s : found) check_pages(check, table, s.seq, 0, (past.data[s.seq] + s.count()) / every, entries, keys.shape[0]);
+    perform([=] {
+        const auto found = spans(check, cu, tokens);
+        check_past(check, found, past);
+        for (const Span& s : found) check_pages(check, table, s.seq, 0, (past.data[s.seq] + s.count()) / every, entries, keys.shape[0]);
 
-    py::gil_scoped_release release;
-    const Kernels& use = kernels();
-    constexpr int64_t run = 256;  // keys of a task
-    const int64_t runs = (out.shape[1] + run - 1) / run;
-    std::vector<int64_t> seq(static_cast<size_t>(tokens), -1), seen(static_cast<size_t>(tokens), 0);
-    for (const Span& s : found)
-        for (int64_t t = s.begin; t < s.end; ++t) seq[t] = s.seq, seen[t] = (past.data[s.seq] + t - s.begin + 1) / every;
-    std::vector<const float*> rows(static_cast<size_t>(tokens * heads));
-    for (int64_t t = 0; t < tokens; ++t)
-        for (int64_t h = 0; h < heads; ++h) rows[t * heads + h] = q.at(t, h);
-    parallel_for(tokens * runs, [&](int64_t task, int) {
-        const int64_t t = task / runs, begin = task % runs * run, end = std::min(begin + run, out.shape[1]);
-        const int64_t last = std::clamp(seen[t], begin, end);
-        const float* at[run];
-        for (int64_t e = begin; e < last; ++e) at[e - begin] = keys.at(*table.at(seq[t], e / entries), e % entries);
-        if (begin < last)
-            use.index_keys(rows.data() + t * heads, weights.data ? weights.at(t) : nullptr, heads, at, last - begin, d,
-                           static_cast<float>(scale), out.at(t, begin));
-        std::fill(out.at(t, last), out.at(t, 0) + end, -std::numeric_limits<float>::infinity());
+        const Kernels& use = kernels();
+        constexpr int64_t run = 256;  // keys of a task
+        const int64_t runs = (out.shape[1] + run - 1) / run;
+        std::vector<int64_t> seq(static_cast<size_t>(tokens), -1), seen(static_cast<size_t>(tokens), 0);
+        for (const Span& s : found)
+            for (int64_t t = s.begin; t < s.end; ++t) seq[t] = s.seq, seen[t] = (past.data[s.seq] + t - s.begin + 1) / every;
+        std::vector<const float*> rows(static_cast<size_t>(tokens * heads));
+        for (int64_t t = 0; t < tokens; ++t)
+            for (int64_t h = 0; h < heads; ++h) rows[t * heads + h] = q.at(t, h);
+        parallel_for(tokens * runs, [&](int64_t task, int) {
+            const int64_t t = task / runs, begin = task % runs * run, end = std::min(begin + run, out.shape[1]);
+            const int64_t last = std::clamp(seen[t], begin, end);
+            const float* at[run];
+            for (int64_t e = begin; e < last; ++e) at[e - begin] = keys.at(*table.at(seq[t], e / entries), e % entries);
+            if (begin < last)
+                use.index_keys(rows.data() + t * heads, weights.data ? weights.at(t) : nullptr, heads, at, last - begin, d,
+                               static_cast<float>(scale), out.at(t, begin));
+            std::fill(out.at(t, last), out.at(t, 0) + end, -std::numeric_limits<float>::infinity());
+        });
     });
 }
 
