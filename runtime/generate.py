@@ -130,7 +130,7 @@ class _Turns:
         """The turn after a prompt: plain sampling from its logits."""
         self.start = position = len(self.session)
         try:
-            draw = uniform(self.sampler.seed or 0, self.choice, position, "sample")
+            draw = 0.0 if self.sampler.greedy else uniform(self.sampler.seed or 0, self.choice, position, "sample")
             return Turn((sample(logits, self.sampler, draw=draw),))
         except NonFiniteLogits as e:
             raise NonFiniteLogits(

@@ -8,11 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 from trueup.core.backend import Context, KernelTable
+from trueup.core.backend.recorded import first_no
 from trueup.core.op import OPS, Op
 from trueup.core.ops import (
     add,
+    argmax,
     attention,
     causal_conv,
+    clamp,
+    concat,
+    contiguous,
+    delay,
+    embed,
     expert_combine,
     expert_linear,
     gated_delta_rule,
@@ -25,8 +32,11 @@ from trueup.core.ops import (
     l2_norm,
     linear,
     mul,
+    ngram_rows,
     normalize,
+    paged_append,
     ple_gate,
+    repeat_streams,
     rms_norm,
     rope,
     scale_rows,
@@ -35,6 +45,7 @@ from trueup.core.ops import (
     softmax,
     softplus,
     swiglu,
+    take_rows,
     top_k,
     trailing_mean,
 )
@@ -53,7 +64,7 @@ def stored(weight: TensorType) -> bool | str:
     return weight.dtype in native.DTYPES or f"no native kernel reads {weight.dtype}"
 
 
-def contiguous(*types: TensorType | None) -> bool | str:
+def row_major(*types: TensorType | None) -> bool | str:
     """Whether these lie row by row."""
     strided = [t for t in types if t is not None and not t.contiguous]
     return not strided or f"{strided[0]} is not contiguous"
@@ -68,7 +79,7 @@ def _linear(x: TensorType, weight: TensorType) -> bool | str:
     reads = stored(weight)
     if reads is not True:
         return reads
-    return packed_rows(x) if len(x.shape) == 2 else contiguous(x)
+    return packed_rows(x) if len(x.shape) == 2 else row_major(x)
 
 
 @kernels.implements(linear, when=_linear)
@@ -107,6 +118,31 @@ def _(ctx: Context, scores: Any, *, k: int) -> None:
     native.top_k(*ctx.outs, scores, k)
 
 
+@kernels.implements(embed, when=lambda table, ids: first_no(stored(table), row_major(ids)))
+def _(ctx: Context, table: Any, ids: Any) -> None:
+    native.embed(ctx.out.reshape(ids.size, ctx.out.shape[-1]), table.data, table.dtype, ids.reshape(-1))
+
+
+def whole(op: Op, when: Any = None) -> None:
+    """Register a native function that takes the op's results and arguments as they are, of any type."""
+    function = getattr(native, op.name)
+
+    def run(ctx: Context, *args: Any, **attrs: Any) -> None:
+        function(*ctx.outs, *args, **attrs)
+
+    kernels.implements(op, when=when, name=op.name)(run)
+
+
+whole(argmax, lambda scores: packed_rows(scores))
+whole(concat)
+whole(contiguous)
+whole(delay)
+whole(ngram_rows, lambda *types, eos: first_no(row_major(*types[:6]), packed_rows(types[6]), row_major(types[7])))
+whole(paged_append)
+whole(repeat_streams)
+whole(take_rows)
+
+
 def row_by_row(*types: TensorType | None, **attrs: Any) -> bool | str:
     """Whether native functions can walk all of these by rows."""
     for t in types:
@@ -138,6 +174,7 @@ def direct(op: Op, function: Any) -> None:
 for _op in (
     add,
     causal_conv,
+    clamp,
     gated_rms_norm,
     gdn_decay,
     group_rms_norm,

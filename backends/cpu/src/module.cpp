@@ -13,4 +13,5 @@ PYBIND11_MODULE(_native, m) {
     trueup::bind_norm(m);
     trueup::bind_conv(m);
     trueup::bind_rope(m);
+    trueup::bind_copies(m);
 }

@@ -15,5 +15,6 @@ void bind_map(pybind11::module_& m);
 void bind_norm(pybind11::module_& m);
 void bind_conv(pybind11::module_& m);
 void bind_rope(pybind11::module_& m);
+void bind_copies(pybind11::module_& m);
 
 }  // namespace trueup

@@ -188,6 +188,15 @@ void bind_map(py::module_& m) {
             for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(softplus_of(from[i]));
         });
     }, py::arg("out"), py::arg("x"), "ln(1 + e^x), any shape.");
+    m.def("clamp", [](const py::array& out, const py::array& x, double low, double high) {
+        unary("clamp", out, x, [low, high](const Kernels&, const float* from, float* to, int64_t n) {
+            for (int64_t i = 0; i < n; ++i) {
+                const double v = from[i], least = v < low ? low : v;
+                to[i] = static_cast<float>(least > high ? high : least);
+            }
+        });
+    }, py::arg("out"), py::arg("x"), py::kw_only(), py::arg("low") = -std::numeric_limits<double>::infinity(),
+          py::arg("high") = std::numeric_limits<double>::infinity(), "min(max(x, low), high), any shape; NaN stays.");
     m.def("swiglu", [](const py::array& out, const py::array& gate, const py::array& up, double limit) {
         const auto l = static_cast<float>(limit);
         binary("swiglu", "gate", "up", out, gate, up,
