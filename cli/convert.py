@@ -21,6 +21,10 @@ def convert(
         str, typer.Option("--type", metavar="TYPE", help="How large tensors are stored: f32, f16, bf16 or q8_0.")
     ] = "q8_0",
     mtp: Annotated[bool, typer.Option("--mtp/--no-mtp", help="Keep the multi-token-prediction block.")] = True,
+    mtp_only: Annotated[
+        bool,
+        typer.Option("--mtp-only", help="Write that block alone: a draft head, for --mtp beside a file without one."),
+    ] = False,
     name: Annotated[
         str | None, typer.Option("--name", metavar="TEXT", help="The model's name; by default the folder's.")
     ] = None,
@@ -40,9 +44,12 @@ def convert(
     \b
         trueup convert qwen4exp-tiny -o qwen4exp-tiny-q8_0.gguf
         trueup convert HF_DIR -o OUT.gguf --type bf16 --no-mtp
+        trueup convert HF_DIR -o HEAD.gguf --type bf16 --mtp-only
     """
     from dataclasses import asdict
 
+    if mtp_only and not mtp:
+        raise typer.BadParameter("--mtp-only and --no-mtp leave nothing", param_hint="--mtp-only")
     from trueup.cli.prompt import progress_bar
     from trueup.convert import convert as run
 
@@ -52,7 +59,9 @@ def convert(
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        made = run(hf_dir, out, type=type, mtp=mtp, name=name, license=license, progress=progress)
+        made = run(
+            hf_dir, out, type=type, mtp="only" if mtp_only else mtp, name=name, license=license, progress=progress
+        )
     if json:
         dump(asdict(made))
     else:

@@ -58,7 +58,7 @@ def inspect(
 def describe(file: GGUFFile, context: int | None) -> dict[str, Any]:
     """All that is shown, as JSON data."""
     name = file.metadata.get("general.architecture")
-    model, reason = read(file, name)
+    model, reason, role = read(file, name)
     about: dict[str, Any] = {
         "file": str(file.path),
         "files": [str(p) for p in file.files],
@@ -67,6 +67,7 @@ def describe(file: GGUFFile, context: int | None) -> dict[str, Any]:
         "alignment": file.alignment,
         "architecture": name if isinstance(name, str) else None,
         "runnable": model is not None,
+        "role": role,
         "reason": reason,
         "hyperparameters": {},
         "layers": [],
@@ -86,22 +87,22 @@ def describe(file: GGUFFile, context: int | None) -> dict[str, Any]:
     return about
 
 
-def read(file: GGUFFile, name: Any) -> tuple[Architecture | None, str]:
-    """The model in a file, or the reason why trueup can't run it."""
+def read(file: GGUFFile, name: Any) -> tuple[Architecture | None, str, str]:
+    """The model in a file, or the reason why trueup can't run it; and whether the file is a "model" or a "draft head"."""
     from trueup.core.plugins import host
-    from trueup.models.gguf import GGUFError, Keys, Tensors
+    from trueup.models.gguf import DraftHeadAlone, GGUFError, Keys, Tensors
 
     if not isinstance(name, str):
-        return None, "the file names no architecture (general.architecture)"
+        return None, "the file names no architecture (general.architecture)", "model"
     cls = host().architecture(name)
     if cls is None:
         known = ", ".join(sorted(host().architectures))
-        return None, f"the architecture {clip(name, 80)!r} is unknown; known are {known}"
+        return None, f"the architecture {clip(name, 80)!r} is unknown; known are {known}", "model"
     try:
         model: Architecture = cls.read(Keys(file), Tensors(file))
     except GGUFError as e:
-        return None, str(e)
-    return model, ""
+        return None, str(e), "draft head" if isinstance(e, DraftHeadAlone) else "model"
+    return model, "", "model"
 
 
 def count_tensors(file: GGUFFile) -> dict[str, Any]:
@@ -210,7 +211,9 @@ def show(about: dict[str, Any], *, metadata: bool) -> None:
         "name": str(general.get("general.name", "")),
         "licence": str(general.get("general.license", "")),
     }
-    if not about["runnable"]:
+    if about["role"] == "draft head":
+        facts["role"] = f"a draft head (MTP): trueup run MODEL --draft auto --mtp {about['file']}"
+    elif not about["runnable"]:
         facts["can't be run"] = about["reason"]
     lines([(k, v) for k, v in facts.items() if v], indent=0)
     if len(about["files"]) > 1:

@@ -15,7 +15,7 @@ from gguf import GGML_QUANT_VERSION
 from gguf.utility import size_label
 
 import trueup
-from trueup.models.convert_rules import Conversion, ConvertError, Key
+from trueup.models.convert_rules import Conversion, ConvertError, Key, Mtp
 from trueup.models.qwen4exp_convert import QWEN4EXP
 
 from .checkpoint import Checkpoint
@@ -43,14 +43,15 @@ def convert(
     out: str | PathLike[str],
     *,
     type: str = "q8_0",
-    mtp: bool = True,
+    mtp: Mtp = True,
     name: str | None = None,
     license: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Converted:
     """Converts the checkpoint folder `hf_dir` to the GGUF file `out`, replacing it.
 
-    `type` is one of FILE_TYPES. `mtp=False` leaves the multi-token-prediction block out. `name` (else the folder's) and
+    `type` is one of FILE_TYPES. `mtp=False` leaves the multi-token-prediction block out; with `mtp="only"` the file holds
+    that alone, a draft head to be used beside its model (`load(mtp=…)`). `name` (else the folder's) and
     `license` (else that of README.md's front matter) go to the metadata. `progress` gets bytes done and bytes in all.
     The same input gives the same bytes. Raises ConvertError, and leaves no file, where the checkpoint is not whole, has
     a tensor or a setting that GGUF can't say, or is no raw export.

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,10 @@ class Key:
     value: Any
 
 
+Mtp = bool | Literal["only"]
+"""Whether the multi-token-prediction block is converted too, or alone."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What one checkpoint's configuration asks for: sizes by axis name, keys, and which rules apply where.
@@ -119,7 +123,7 @@ class Conversion:
     model_types: frozenset[str]
     f32: tuple[str, ...]
     canonical: Callable[[str], str]
-    plan: Callable[[Mapping[str, Any], bool], Plan]
+    plan: Callable[[Mapping[str, Any], Mtp], Plan]
 
 
 def one_plus(dims: Dims, gamma: Array) -> tuple[Array, ...]:

@@ -61,7 +61,7 @@ from trueup.core.types import TensorType
 from trueup.core.weight import Weight
 
 from .architecture import Architecture, DraftInputs, DraftShape, Place, StepInputs, StepShape, Summary, as_i64
-from .gguf import Keys, RowTable, Tensors
+from .gguf import DraftHeadAlone, Keys, RowTable, Tensors
 
 ROUTER_FLOOR = 6.103515625e-5  # the smallest normal float16: what the sum of the chosen probabilities is clamped at
 
@@ -114,7 +114,9 @@ class Parameters:
     ngram: NGramParameters | None
 
     @classmethod
-    def read(cls, keys: Keys, tensors: Tensors) -> Parameters:
+    def read(cls, keys: Keys, tensors: Tensors, *, vocab: int | None = None) -> Parameters:
+        """`vocab`: of a file that may leave its embedding out, the size of the vocabulary that it must have."""
+
         def number(name: str, minimum: int = 1) -> int:
             return keys.required(f"qwen4exp.{name}", int, minimum=minimum, maximum=2**31 - 1)
 
@@ -164,7 +166,8 @@ class Parameters:
             raise keys.error(
                 "qwen4exp.expert_used_count", "exceeds expert_count", found=used, expected=f"at most {experts}"
             )
-        vocab = tensors.take("token_embd.weight", shape=(None, hidden)).shape[0]
+        if vocab is None or tensors.has("token_embd.weight"):
+            vocab = tensors.take("token_embd.weight", shape=(None, hidden)).shape[0]
         return cls(
             layers=tuple("gdn" if r else "qsa" for r in recurrent),
             draft_layers=draft,
@@ -281,12 +284,14 @@ class Qwen4Exp(Architecture):
 
     @classmethod
     def read(cls, keys: Keys, tensors: Tensors) -> Self:
-        p = Parameters.read(keys, tensors)
-        if p.draft_layers and not any(name.startswith("blk.0.") for name in tensors.file.tensors):
-            raise keys.error(
-                "qwen4exp.nextn_predict_layers",
+        draft = keys.optional("qwen4exp.nextn_predict_layers", int, 0, minimum=0, maximum=1)
+        if draft and not any(name.startswith("blk.0.") for name in tensors.file.tensors):
+            raise DraftHeadAlone(
                 "this is a draft head (MTP) without its model; give it as --mtp beside that",
+                path=keys.file.path,
+                key="qwen4exp.nextn_predict_layers",
             )
+        p = Parameters.read(keys, tensors)
         weights = {name: _take(tensors, name, shape) for name, shape in tensor_shapes(p).items()}
         output = tensors.take_optional("output.weight", shape=(p.vocab_size, p.hidden))
         weights["output.weight"] = output if output is not None else weights["token_embd.weight"]
@@ -297,7 +302,7 @@ class Qwen4Exp(Architecture):
 
     def with_draft_head(self, keys: Keys, tensors: Tensors) -> Qwen4Exp:
         """The MTP block of a sidecar beside this trunk; embedding and output are the trunk's own."""
-        theirs = Parameters.read(keys, tensors)
+        theirs = Parameters.read(keys, tensors, vocab=self.p.vocab_size)
         if not theirs.draft_layers:
             raise keys.error("qwen4exp.nextn_predict_layers", "the file has no draft head", found=0, expected=1)
         ours = replace(self.p, draft_layers=1)

@@ -17,6 +17,7 @@ from .convert_rules import (
     ConvertError,
     Dims,
     Key,
+    Mtp,
     Plan,
     Scope,
     minus_exp,
@@ -203,8 +204,8 @@ def canonical(name: str) -> str:
     return "model." + name.removeprefix("model.language_model.") if name.startswith("model.language_model.") else name
 
 
-def plan(config: Mapping[str, Any], mtp: bool) -> Plan:
-    """The plan of a checkpoint's config.json; `mtp=False` leaves the MTP block out.
+def plan(config: Mapping[str, Any], mtp: Mtp) -> Plan:
+    """The plan of a checkpoint's config.json; `mtp=False` leaves the MTP block out, `mtp="only"` all but that.
 
     Raises ConvertError where a needed key is missing or a value has no form in GGUF.
     """
@@ -232,6 +233,14 @@ def plan(config: Mapping[str, Any], mtp: bool) -> Plan:
         *_rope(c),
     ]
 
+    if mtp == "only":
+        if blocks == trunk:
+            raise ConvertError(
+                "config.json: mtp_num_hidden_layers is 0: the checkpoint has no MTP block to convert alone"
+            )
+        left_out = dict.fromkeys(("model.", "lm_head."), "the MTP block alone was asked for")
+        return Plan(d, keys, _mtp_scopes(trunk), d["V"], left_out, _check_table)
+
     scopes = [Scope("", "", MODEL)]
     if not c.get("tie_word_embeddings", config.get("tie_word_embeddings", False)):
         scopes.append(Scope("", "", HEAD))
@@ -247,13 +256,17 @@ def plan(config: Mapping[str, Any], mtp: bool) -> Plan:
             keys.append(Key("ple.image_token_id", "u32", config["image_token_id"]))
     left_out = {"model.visual.": "the vision tower is not part of the language model"}
     if blocks > trunk:
-        scopes += [Scope("mtp.layers.0.", f"blk.{trunk}.", (*QSA, *BLOCK)), Scope("mtp.", f"blk.{trunk}.", MTP)]
+        scopes += _mtp_scopes(trunk)
     elif not mtp:
         left_out["mtp."] = "the MTP block was not asked for"
     return Plan(d, keys, scopes, d["V"], left_out, _check_table)
 
 
 QWEN4EXP = Conversion("qwen4exp", frozenset({"qwen4_exp", "qwen4_exp_text"}), F32, canonical, plan)
+
+
+def _mtp_scopes(trunk: int) -> list[Scope]:
+    return [Scope("mtp.layers.0.", f"blk.{trunk}.", (*QSA, *BLOCK)), Scope("mtp.", f"blk.{trunk}.", MTP)]
 
 
 def _need(c: Mapping[str, Any], key: str) -> Any:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from .errors import GGUFError, UnsupportedTypeError
+from .errors import DraftHeadAlone, GGUFError, UnsupportedTypeError
 from .file import GGUFFile, open_gguf
 from .keys import Keys
 from .strings import StringArray
 from .table import RowTable
 from .tensors import Tensors
 
-__all__ = ["GGUFError", "GGUFFile", "Keys", "RowTable", "StringArray", "Tensors", "UnsupportedTypeError", "open_gguf"]
+__all__ = [
+    "DraftHeadAlone",
+    "GGUFError",
+    "GGUFFile",
+    "Keys",
+    "RowTable",
+    "StringArray",
+    "Tensors",
+    "UnsupportedTypeError",
+    "open_gguf",
+]

@@ -40,6 +40,10 @@ class UnsupportedTypeError(GGUFError):
     """A tensor of a type that has no dequantization, or of a number that names no type."""
 
 
+class DraftHeadAlone(GGUFError):
+    """A model's draft head where a model was wanted: the file is whole, and of use beside another."""
+
+
 def clip(value: object) -> str:
     """`repr(value)`, cut to a length that suits one line: names in a hostile file may be megabytes."""
     text = repr(value[: _CLIP + 1] if isinstance(value, str | bytes) else value)
