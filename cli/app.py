@@ -27,6 +27,7 @@ from trueup.cli.inspect import inspect
 from trueup.cli.new_backend import new_backend
 from trueup.cli.plugins import plugins
 from trueup.cli.run import run
+from trueup.cli.synth import synth
 from trueup.cli.third_party import plugin_commands
 
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -171,6 +172,6 @@ def trueup(
     settings["traceback"] = traceback
 
 
-for command in (run, chat, inspect, explain, convert, backends, plugins, doctor, check, compare, new_backend):
+for command in (run, chat, inspect, explain, convert, synth, backends, plugins, doctor, check, compare, new_backend):
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(gate, name="gate")

@@ -111,6 +111,25 @@ class Plan:
     check: Callable[[Mapping[str, list[int]], Mapping[str, tuple[int, ...]]], None] = lambda constants, shapes: None
 
 
+Drawn = NDArray[np.float32]
+Draw = Callable[[np.random.Generator, tuple[int, ...]], Drawn]
+
+
+@dataclass(frozen=True)
+class Proportions:
+    """For files with random weights: configurations by name, the keys of those settings that commands name by themselves,
+    settings beyond those of the presets, and by pattern of a GGUF name how its values are drawn (else as a matrix that
+    keeps the size of what it multiplies)."""
+
+    presets: Mapping[str, Mapping[str, Any]]
+    draws: tuple[tuple[str, Draw], ...]
+    layers: str
+    experts: str
+    vocab: str
+    context: str
+    more: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True)
 class Conversion:
     """An architecture's conversion: its GGUF name, the `model_type`s it takes, and the table behind `plan`.
@@ -124,6 +143,7 @@ class Conversion:
     f32: tuple[str, ...]
     canonical: Callable[[str], str]
     plan: Callable[[Mapping[str, Any], Mtp], Plan]
+    proportions: Proportions | None = None
 
 
 def one_plus(dims: Dims, gamma: Array) -> tuple[Array, ...]:

@@ -26,6 +26,7 @@ from .convert_rules import (
     side_by_side,
     squeeze_middle,
 )
+from .qwen4exp_synth import PROPORTIONS
 
 # GGUF has no word for these: (key, what transformers assumes when it is absent, the one value that can be converted).
 FIXED: tuple[tuple[str, Any, Any], ...] = (
@@ -262,7 +263,7 @@ def plan(config: Mapping[str, Any], mtp: Mtp) -> Plan:
     return Plan(d, keys, scopes, d["V"], left_out, _check_table)
 
 
-QWEN4EXP = Conversion("qwen4exp", frozenset({"qwen4_exp", "qwen4_exp_text"}), F32, canonical, plan)
+QWEN4EXP = Conversion("qwen4exp", frozenset({"qwen4_exp", "qwen4_exp_text"}), F32, canonical, plan, PROPORTIONS)
 
 
 def _mtp_scopes(trunk: int) -> list[Scope]:
