@@ -30,7 +30,7 @@ def check(
             "--level",
             metavar="LEVEL",
             show_default=False,
-            help="ops, effects, graph or model; may be given several times. By default all of them.",
+            help="ops, effects, graph, model or speculative; may be given several times. By default all of them.",
         ),
     ] = None,
     examples: Annotated[
@@ -143,6 +143,8 @@ def _show_case(verdict: object) -> None:
     assert isinstance(verdict, Verdict)
     print(f"{verdict.case}: {verdict.outcome}" + (f": {verdict.reason}" if verdict.reason else ""))
     table(["property", "result", "detail"], [(n, p.status, p.detail) for n, p in verdict.properties.items()])
+    if verdict.trace:
+        print(f"\n{verdict.trace.rstrip()}")
 
 
 def _show_run(run: Run, judged: Judged) -> None:
@@ -153,7 +155,7 @@ def _show_run(run: Run, judged: Judged) -> None:
         [
             (
                 r.level, r.name, ", ".join(r.where) or r.status, r.cases, f"{r.worst:.3g}" if r.worst else "",
-                _properties(r), _refused(r),
+                _properties(r, {key for key, _ in judged.expected}), _refused(r),
             )
             for r in run.results
         ],
@@ -181,10 +183,13 @@ def _show_run(run: Run, judged: Judged) -> None:
     print(f"{run.options.spec.name}: {cases} cases in {run.seconds:.0f} s, seed {run.options.seed}: {verdict}")
 
 
-def _properties(r: Result) -> str:
-    """What failed, else how many held, and what was only measured."""
+def _properties(r: Result, expected: set[tuple[str, str, str]]) -> str:
+    """What failed, and what failed as expected; else how many held, and what was only measured."""
     if r.failed:
-        return "FAILED " + ", ".join(r.failed)
+        known = [n for n in r.failed if (r.level, r.name, n) in expected]
+        new = [n for n in r.failed if n not in known]
+        kinds = (("FAILED", new), ("failed as expected:", known))
+        return "; ".join(f"{word} {', '.join(names)}" for word, names in kinds if names)
     held = [n for n, c in r.properties.items() if c["passed"]]
     said = [f"{len(held)} held"] if held else []
     said += [f"{n}: {r.details[n]}" for n in r.details if r.details[n] != "held" and n != "errors"]

@@ -23,9 +23,7 @@ DIFFERS, WRONG_REQUEST = 1, 2
 
 def compare(
     model: ModelFile = None,
-    backend: Annotated[
-        str, typer.Option("--backend", metavar="NAME[:DEVICE]", help="The backend to look at.", show_default=False)
-    ] = "cpu",
+    backend: Annotated[str, typer.Option("--backend", metavar="NAME[:DEVICE]", help="The backend to look at.")] = "cpu",
     against: Annotated[
         str,
         typer.Option("--against", metavar="NAME[:DEVICE]", help="The other one. It is judged too, after the first."),

@@ -12,7 +12,12 @@ def expected(e: BaseException) -> bool:
 
 
 def one_line(e: BaseException) -> str:
-    """An exception's message as one line; a file's name first, where the system gives one."""
+    """An exception's message as one line: a file's name first, where the system gives one; notes on it last."""
+    notes = "".join(f" ({' '.join(note.split())})" for note in getattr(e, "__notes__", ()))
+    return _message(e) + notes
+
+
+def _message(e: BaseException) -> str:
     if isinstance(e, OSError) and e.strerror:
         where = ": ".join(str(f) for f in (e.filename, e.filename2) if f is not None)
         return f"{where}: {e.strerror}" if where else e.strerror

@@ -59,9 +59,7 @@ def check_name(name: str) -> None:
 
     for plugin in host().load().plugins:
         if name in (plugin.name, *plugin.provides.get("backends", ())):
-            raise ValueError(
-                f"the name '{name}' is taken by plugin {plugin.name} ({plugin.dist} {plugin.version}); choose another"
-            )
+            raise ValueError(f"the name '{name}' is taken by plugin {plugin.origin}; choose another")
     if find_spec(f"trueup_{name}") is not None:
         raise ValueError(f"the name '{name}' is taken: there is a module trueup_{name} already; choose another")
 

@@ -17,6 +17,7 @@ from trueup.core.types import TensorType
 
 from . import faults
 from .adversarial import FILLS, values
+from .errors import KitError
 from .indices import Making, make
 from .recipe import Recipe
 from .spaces import find, space
@@ -120,6 +121,8 @@ def _one(
         if found is None:
             found = rng.integers(0, 8, size=shape)
         return np.ascontiguousarray(found, DTYPES[dtype].numpy).reshape(shape)
+    if how not in FILLS:
+        raise KitError(f"{op.name}: there is no filling '{how}' for {p.name}; known are {', '.join(sorted(FILLS))}")
     array = values(how, shape, rng)
     if p.dtype == "weight":
         return weight(p.name, shape, dtype, array, rng)

@@ -198,7 +198,7 @@ def _many_rows(op: Op, n: int) -> Iterator[Recipe]:
         one = narrow | {"tokens": n, "seqs": 1}
         yield legal(change(default(op), axes=one, fills={"cu_seqlens": "few"}))
         if op.name in QUICK and n == GRID[-1]:
-            yield legal(change(default(op), axes=one | {"entries": 64}, fills={"past": "zero"}))
+            yield _possible(op, one | {"entries": 64}, {"past": "zero"}, {}, default(op).absent)
     elif axis in ROW_AXES:
         yield legal(change(default(op), axes=narrow | {axis: n}))
 

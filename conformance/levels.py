@@ -9,7 +9,7 @@ from trueup.core.errors import Refused
 
 from .errors import KitError
 from .harness import Blamed, Rig, Spec, open_target
-from .properties import FAILED, Examiner, Property, Verdict
+from .properties import Examiner, Verdict
 
 LEVELS = ("ops", "effects", "graph", "model", "speculative")
 
@@ -38,7 +38,9 @@ class Bench:
         try:
             return self._run(level, rest)
         except Blamed as e:
-            return Verdict(case, FAILED, properties={"raised": Property(FAILED, str(e))})
+            verdict = Verdict(case)
+            verdict.raised("raised", str(e), e.error)
+            return verdict
         except (Refused, MemoryError) as e:
             return Verdict(case, "limit", reason=f"{type(e).__name__}: {e}")
 

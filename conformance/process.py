@@ -138,5 +138,13 @@ class Worker:
         said = self._errors.read().decode(errors="replace").strip().splitlines()
         self.stop()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        last = next((s for s in said if "Fatal" in s or "rror" in s), said[-1] if said else "")
-        return Died(f"the process ended by {how}" + (f": {last.strip()}" if last else ""))
+        why = _why(said)
+        return Died(f"the process ended by {how}" + (f": {why}" if why else ""))
+
+
+def _why(said: list[str]) -> str:
+    """The line of what a dead process wrote that says why: the fault, the exception (not the source line that raised it), or
+    else the last."""
+    fatal = [s for s in said if "Fatal" in s]
+    errors = [s for s in said if "rror" in s and not s.startswith(" ")]
+    return (fatal[0] if fatal else errors[-1] if errors else said[-1] if said else "").strip()

@@ -22,6 +22,7 @@ errors     a wrong call is an error, and the next one is right
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -65,6 +66,13 @@ class Verdict:
     worst: float = 0.0
     seconds: float = 0.0
     properties: dict[str, Property] = field(default_factory=dict)
+    trace: str = ""
+    """Where in the backend the first exception arose, as Python prints it."""
+
+    def raised(self, name: str, said: str, error: Exception) -> None:
+        """An exception that breaks a property."""
+        self.say(name, said)
+        self.trace = self.trace or "".join(traceback.format_exception(error))
 
     def say(self, name: str, found: Found | str, detail: str = "") -> None:
         """A property's result; a failure stays."""
@@ -131,7 +139,7 @@ class Examiner:
         try:
             first, second = self.rig.target.supports(node), self.rig.target.supports(node)
         except Exception as e:
-            verdict.say("refusal", f"supports raised {_text(e)}")
+            verdict.raised("refusal", f"supports raised {_text(e)}", e)
             return False
         if bool(first) != bool(second) or first.reason != second.reason:
             verdict.say("refusal", f"supports answered {first} and then {second} about the same node")
@@ -150,7 +158,7 @@ class Examiner:
         except Refused:
             return False
         except Blamed as e:
-            verdict.say("refusal", f"the plan of a refused call failed otherwise: {e}")
+            verdict.raised("refusal", f"the plan of a refused call failed otherwise: {e}", e.error)
             return False
         step.close()
         launched = [n for n in step.plan.kernels if n.op.name == call.op.name and _same_types(n, node)]
@@ -176,7 +184,7 @@ class Examiner:
             verdict.outcome, verdict.reason = "limit", _text(e)
             return
         except Blamed as e:
-            verdict.say("refusal", f"supports said yes, compiling raised {e}")
+            verdict.raised("refusal", f"supports said yes, compiling raised {e}", e.error)
             return
         verdict.where = step.where
         try:
@@ -191,7 +199,7 @@ class Examiner:
         except (MemoryError, Refused) as e:
             verdict.outcome, verdict.reason = "limit", _text(e)
         except Blamed as e:
-            verdict.say("refusal", f"supports said yes, the run raised {e}")
+            verdict.raised("refusal", f"supports said yes, the run raised {e}", e.error)
 
     def _examine(self, step: Step, call: Call, verdict: Verdict) -> None:
         first = step.run(call)
@@ -416,7 +424,11 @@ class Examiner:
 
     def _fault(self, call: Call, verdict: Verdict) -> None:
         """An error, or, where values lie on the device, any result: but no canary broken, and the next call is right."""
-        if wrong := self._faultless(call):
+        right = self._faultless(call)
+        if right.outcome == "refused":  # of an op that the backend does not run a wrong call says nothing
+            verdict.outcome, verdict.reason, verdict.properties = right.outcome, right.reason, right.properties
+            return
+        if wrong := _what_failed(right):
             verdict.say("values", f"without the fault: {wrong}")
             return
         step = None
@@ -438,15 +450,19 @@ class Examiner:
         finally:
             if step is not None:
                 step.close()
-        wrong = self._faultless(call)
+        wrong = _what_failed(self._faultless(call))
         verdict.say("errors", wrong and f"the call after a wrong one fails: {wrong}")
 
-    def _faultless(self, call: Call) -> str:
-        """What is wrong with the same call without its fault."""
+    def _faultless(self, call: Call) -> Verdict:
+        """The same call without its fault."""
         good, verdict = build(call.recipe.but(fault="")), Verdict("")
         if self._supported(good, verdict):
             self._run(good, verdict)
-        return next((f"{n}: {verdict.properties[n].detail}" for n in verdict.failed), "")
+        return verdict
+
+
+def _what_failed(verdict: Verdict) -> str:
+    return next((f"{n}: {verdict.properties[n].detail}" for n in verdict.failed), "")
 
 
 def _own(call: Call, s: int) -> dict[str, Any]:

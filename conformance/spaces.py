@@ -209,8 +209,24 @@ def text(r: Recipe) -> str:
 
 
 def read(line: str) -> Recipe:
-    """The recipe of such a line; KitError where it can't be read."""
-    return Recipe.parse(line, default(find(line.partition("?")[0])))
+    """The recipe of such a line; KitError where it can't be read, or names what the op has not."""
+    op = find(line.partition("?")[0])
+    r = Recipe.parse(line, default(op))
+    names = [a.name for a in arguments(op)]
+    for word, found, known in (
+        ("axis", r.axes, axis_names(op)),
+        ("attr", r.attrs, list(op.attributes)),
+        ("fill", r.fills, names),
+        ("lay", r.lays, names),
+        ("type", r.types, names),
+        ("absent", r.absent, names),
+    ):
+        for name in found:
+            if name not in known:
+                raise KitError(
+                    f"case {line!r}: {op.name} has no {name!r} for '{word}', only {', '.join(known) or 'none'}"
+                )
+    return r
 
 
 def change(r: Recipe, **changes: Any) -> Recipe:

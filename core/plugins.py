@@ -93,6 +93,11 @@ class Plugin:
     hooks: list[str] = field(default_factory=list)
     provides: dict[str, list[str]] = field(default_factory=dict)
 
+    @property
+    def origin(self) -> str:
+        """The plugin and what it came with, for messages: its distribution, or the module alone where it has none."""
+        return f"{self.name} ({self.module if self.dist == '?' else f'{self.dist} {self.version}'})"
+
     def fail(self, reason: str) -> None:
         self.status, self.reason, self.hooks, self.provides = "broken", " ".join(reason.split()), [], {}
 
@@ -253,9 +258,7 @@ class PluginHost:
                     )
                 if name in table:
                     owner = table[name][1]
-                    raise ValueError(
-                        f"the name '{name}' is taken by plugin {owner.name} ({owner.dist} {owner.version})"
-                    )
+                    raise ValueError(f"the name '{name}' is taken by plugin {owner.origin}")
                 if any(t is table and n == name for t, n, _ in accepted):
                     raise ValueError(f"{hook} returns the name '{name}' twice")
                 accepted.append((table, name, made))
@@ -285,7 +288,7 @@ class PluginHost:
         broken = [p for p in self.plugins if p.status != "ok" and p.name == name]
         if broken:
             p = broken[0]
-            raise Unavailable(f"backend {name}: plugin {p.name} ({p.dist} {p.version}) is {p.status}: {p.reason}")
+            raise Unavailable(f"backend {name}: plugin {p.origin} is {p.status}: {p.reason}")
         others = "".join(f"; plugin {p.name} is {p.status}: {p.reason}" for p in self.plugins if p.status != "ok")
         raise Unavailable(f"there is no backend '{name}'; known are {', '.join(sorted(self.backends))}{others}")
 

@@ -19,7 +19,7 @@ from trueup.core.types import TensorType
 
 from .contract import Device, Executable, Memory, Storage
 from .host import FallbackStep, Prologue, resolve
-from .kernels import KernelTable
+from .kernels import KernelTable, say_where
 from .memory import HostMemory
 from .table import TableTarget
 from .trace import Look, Watch, follow
@@ -130,7 +130,7 @@ class AddressedExecutable(Executable):
             fallback = FallbackStep(node, self.target.memory, self.handle)
             self.fallbacks.append(fallback)
             return fallback.run
-        run, attrs, target = self.plan.kernels[node].run, node.attrs, self.target
+        kernel, attrs, target = self.plan.kernels[node], node.attrs, self.target
         args = [resolve(g, self.handle) for g in node.inputs]
         outs = tuple(self.handle(o) for o in node.outputs)
         context = Context(outs, tuple(o.type for o in node.outputs), target)
@@ -139,7 +139,11 @@ class AddressedExecutable(Executable):
             if target.poison:
                 for o in outs:
                     target.fill(o)
-            run(context, *args, **attrs)
+            try:
+                kernel.run(context, *args, **attrs)
+            except Exception as e:
+                say_where(e, node, kernel, target.name)
+                raise
 
         return step
 

@@ -38,6 +38,11 @@ class Kernel:
         return Support.no(answer if isinstance(answer, str) else f"{self.name}: condition not met")
 
 
+def say_where(e: Exception, node: Any, kernel: Kernel, target: str) -> None:
+    """Note on what a kernel raised which kernel it was and what it ran; the exception stays what it is."""
+    e.add_note(f"in kernel {kernel.name} of {target}, {node.describe()}")
+
+
 @dataclass
 class KernelTable:
     """Kernels by op, tried in the order of registration, and fusions."""

@@ -21,7 +21,7 @@ from trueup.core.weight import Weight
 
 from .contract import Device, Executable, Storage, row_array
 from .host import FallbackStep, Prologue, resolve
-from .kernels import KernelTable
+from .kernels import KernelTable, say_where
 from .table import TableTarget
 from .trace import Look, Watch, follow
 
@@ -165,7 +165,12 @@ class ManagedExecutable(Executable):
         return self.env[v]
 
     def _call(self, n: Node) -> None:
-        returned = self.plan.kernels[n].run(*(resolve(g, self._get) for g in n.inputs), **n.attrs)
+        kernel, args = self.plan.kernels[n], [resolve(g, self._get) for g in n.inputs]
+        try:
+            returned = kernel.run(*args, **n.attrs)
+        except Exception as e:
+            say_where(e, n, kernel, self.target.name)
+            raise
         results = tuple(returned) if isinstance(returned, tuple | list) else () if returned is None else (returned,)
         written = [s for s, writes in n.effects if writes]
         if len(results) != len(n.outputs) + len(written):

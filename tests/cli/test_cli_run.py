@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -197,6 +198,43 @@ def test_a_backend_that_refuses_runs_only_where_that_is_asked_for_and_is_counted
     fallbacks = said["placements"]["fallbacks"]
     assert len(fallbacks) == said["placements"]["nodes"]["fallback"] > said["placements"]["nodes"]["device"] > 0
     assert {f["reason"] for f in fallbacks} >= {"this card has no q8_0"}
+
+
+SAD = """
+    from trueup.core.backend import AddressedTarget, Backend, Device, KernelTable
+    from trueup.core.ops import linear
+    from trueup.core.plugins import hookimpl
+
+    kernels = KernelTable()
+
+
+    @kernels.implements(linear)
+    def product(ctx, x, weight):
+        raise OSError("gone")
+
+
+    class Sad(Backend):
+        name = "sad"
+        API = (1, 0)
+        driver = False
+
+        def devices(self):
+            return [Device("Sad One", "cpu")]
+
+        def open(self, device):
+            return AddressedTarget("sad", device, kernels)
+
+
+    @hookimpl
+    def trueup_backends():
+        return [Sad]
+"""
+
+
+def test_what_a_kernel_raises_is_told_with_kernel_and_node(trueup: Run, plugin: Callable[[str, str], None]) -> None:
+    plugin("sad", SAD)
+    line = trueup("run", "-p", "def ", "-n", 1, "--backend", "sad", "--allow-fallback").refused()
+    assert re.fullmatch(r"gone \(in kernel product of sad, #\d+ linear\(x: f32\[.*, weight: .*\]\)\)", line)
 
 
 def test_a_device_is_chosen_by_name(trueup: Run, acme: None) -> None:

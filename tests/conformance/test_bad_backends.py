@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from trueup.conformance.harness import Spec
 from trueup.conformance.process import Worker
 from trueup.conformance.properties import Verdict
 from trueup.conformance.runner import failing
+from trueup.core.errors import Unavailable
 
 Judge = Callable[..., Iterator[Verdict]]
 
@@ -143,3 +145,24 @@ def test_a_crash_and_a_hang_are_failed_cases(
         worker.timeout = 20
         after = worker.judge("ops/softplus?dots=3")
         assert after.outcome == "passed", after.properties
+
+
+@pytest.mark.parametrize("op", ["argmax", "top_k", "paged_append", "embed"])
+def test_a_wrong_call_of_an_op_that_is_refused_is_refused(judge: Judge, op: str) -> None:
+    """An error that is found before the backend is asked says nothing of it: it would count as a case that it passed."""
+    verdicts = list(judge("only_linear", "ops", op, most=64))
+    assert any("fault=" in v.case for v in verdicts)
+    assert {v.outcome for v in verdicts} == {"refused"} and {v.reason for v in verdicts} == {f"no kernel for {op}"}
+
+
+def test_a_backend_that_does_not_open_says_what_it_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception, not the line of source that raised it, which is the first to hold the word error."""
+    (tmp_path / "no_device.py").write_text(
+        "from bad_backends.make import backend\nfrom trueup.core.backend import KernelTable\n"
+        "from trueup.core.plugins import hookimpl\nmade = backend('no_device', KernelTable())\n"
+        "def devices(self):\n    raise RuntimeError('no ' + 'card')\nmade.devices = devices\n"
+        "@hookimpl\ndef trueup_backends():\n    return [made]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(Unavailable, match="the process ended by exit code 1: RuntimeError: no card$"):
+        Worker(Spec("no_device", ("no_device",)), timeout=20).start()

@@ -83,6 +83,28 @@ def test_a_line_says_all_of_a_recipe(r: object) -> None:
     assert dict(again.words()) == dict(r.words())  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("top_k?axis.bogus=3", "top_k has no 'bogus' for 'axis', only rows, candidates"),
+        ("top_k?attr.n=3", "top_k has no 'n' for 'attr', only k"),
+        ("top_k?fill.x=zeros", "top_k has no 'x' for 'fill', only scores"),
+        ("top_k?lay.x=heads", "top_k has no 'x' for 'lay', only scores"),
+        ("top_k?type.x=f16", "top_k has no 'x' for 'type', only scores"),
+        ("top_k?absent=x", "top_k has no 'x' for 'absent', only scores"),
+    ],
+)
+def test_a_mistyped_line_is_no_other_case(line: str, said: str) -> None:
+    """It would pass as the op's simplest call."""
+    with pytest.raises(KitError, match=said):
+        read(line)
+
+
+def test_a_filling_that_is_none_is_named() -> None:
+    with pytest.raises(KitError, match="top_k: there is no filling 'bogus' for scores; known are .*zeros"):
+        build(read("top_k?fill.scores=bogus"))
+
+
 @pytest.mark.parametrize("line", ["top_k?axis.rows=x", "top_k?rows=3", "top_k?seed=", "top_k?fill=3", "nothing?seed=1"])
 def test_lines_that_say_nothing_are_refused(line: str) -> None:
     with pytest.raises(KitError):

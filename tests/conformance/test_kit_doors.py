@@ -51,6 +51,22 @@ def test_a_wrong_backend_ends_with_1_and_says_how_to_replay(tmp_path: Path) -> N
     assert json.loads(data.stdout)["properties"]["ties"]["status"] == "failed"
 
 
+def test_a_replay_shows_where_the_backend_raised(tmp_path: Path) -> None:
+    given = (
+        "--plugin",
+        "bad_backends",
+        "--backend",
+        "lying_supports",
+        "--replay",
+        "ops/linear?type.weight=q4_0&axis.n=32",
+    )
+    done = check(*given, cwd=tmp_path)
+    assert done.returncode == 1 and "claims.py" in done.stdout
+    raised, where = done.stdout.rstrip().splitlines()[-2:]
+    assert raised == "NotImplementedError: weights of q4_0"
+    assert where.startswith("in kernel lying_supports of lying_supports, #0 linear(x: f32[3, 32], weight: q4_0")
+
+
 def test_json_and_reports(tmp_path: Path) -> None:
     given = ("--backend", "cpu", *QUICK, "--op", "argmax", "--json", "--report", "out")
     done = check(*given, cwd=tmp_path)

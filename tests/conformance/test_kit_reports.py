@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from trueup.cli.check import _show_run
 from trueup.conformance.errors import KitError
 from trueup.conformance.harness import Spec
 from trueup.conformance.report import SCHEMA, as_data, write
@@ -96,6 +97,16 @@ def test_expected_failures_pass_and_stale_ones_are_reported(done: Run, tmp_path:
     judged = written(tmp_path / "x", "ops/top_k/ties: a\nops/add/values: b\nops/mul/values: c\n").judge(done)
     assert judged.passing == [("ops", "add", "values")] and judged.unmatched == [("ops", "mul", "values")]
     assert judged.green() and not judged.green(strict=True)
+
+
+def test_the_table_tells_expected_failures_from_others(done: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for known, said in (
+        (Expected({("ops", "top_k", "ties"): "not stable"}), "failed as expected: ties"),
+        (Expected(), "FAILED ties"),
+    ):
+        _show_run(done, known.judge(done))
+        (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("ops") and " top_k " in line)
+        assert said in row and ("FAILED" in row) == (not known.reasons)
 
 
 def test_a_failure_replays_by_its_line(spec: Callable[[str], Spec], done: Run) -> None:

@@ -469,6 +469,21 @@ def test_the_only_result(kit: Any) -> None:
         kit.run(g, AddressedTarget("t", kit.device, t), {"x": np.zeros(3, np.float32)})
 
 
+@pytest.mark.parametrize("kind", [AddressedTarget, ManagedTarget])
+def test_what_a_kernel_raises_says_which_kernel_it_was(kit: Any, kind: Any) -> None:
+    t = KernelTable()
+
+    @t.implements(kit.ops.two)
+    def halves(*args: Any) -> None:
+        raise KeyError("no such program")
+
+    g = Graph()
+    g.output("y", kit.ops.two(g.input("x", 3))[0])
+    with pytest.raises(KeyError) as e:
+        kit.run(g, kind("t", kit.device, t), {"x": np.zeros(3, np.float32)})
+    assert e.value.__notes__ == ["in kernel halves of t, #0 two(x: f32[3])"]
+
+
 @pytest.mark.fault("B78")
 @pytest.mark.parametrize("kind", ["addressed", "managed"])
 @pytest.mark.parametrize("shape", [(0, 6), (4, 0), (0, 0)])

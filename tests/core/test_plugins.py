@@ -333,6 +333,11 @@ def test_an_unknown_name_says_what_is_known_and_what_is_broken(site: Site) -> No
         host.backend("ill")
 
 
+def test_a_plugin_without_a_distribution_is_told_by_its_module() -> None:
+    assert Plugin("mine", "my_module", "?", "?").origin == "mine (my_module)"
+    assert Plugin("mine", "my_module", "acme", "1.2").origin == "mine (acme 1.2)"
+
+
 @pytest.mark.parametrize(
     ("allow", "loaded"),
     [(None, {"one", "two"}), ("", set()), (" one , ", {"one"}), ("two,one", {"one", "two"}), ("three", set())],

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from trueup.core.backend.addressed import AddressedExecutable, AddressedTarget, Context
 from trueup.core.backend.contract import Storage
 from trueup.core.backend.host import resolve
+from trueup.core.backend.kernels import say_where
 from trueup.core.backend.trace import Watch
 from trueup.core.graph import Node, Value
 from trueup.core.passes.fuse import Pattern
@@ -164,8 +165,12 @@ class RecordedExecutable(AddressedExecutable):
             resolve(g, lambda v, p=p: self._argument(node, p, v))  # type: ignore[misc]
             for p, g in zip(node.op.params, node.inputs, strict=True)
         ]
-        self.plan.kernels[node].run(context, *args, **node.attrs)
-        target = self.target
+        kernel, target = self.plan.kernels[node], self.target
+        try:
+            kernel.run(context, *args, **node.attrs)
+        except Exception as e:
+            say_where(e, node, kernel, target.name)
+            raise
         self.launches += len(launches)
 
         def step() -> None:
