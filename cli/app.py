@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from trueup.cli.backends import backends
+from trueup.cli.bench import bench
 from trueup.cli.chat import chat
 from trueup.cli.check import check
 from trueup.cli.compare import compare
@@ -172,6 +173,20 @@ def trueup(
     settings["traceback"] = traceback
 
 
-for command in (run, chat, inspect, explain, convert, synth, backends, plugins, doctor, check, compare, new_backend):
+for command in (
+    run,
+    chat,
+    bench,
+    inspect,
+    explain,
+    convert,
+    synth,
+    backends,
+    plugins,
+    doctor,
+    check,
+    compare,
+    new_backend,
+):
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(gate, name="gate")
