@@ -99,7 +99,7 @@ def check(
     try:
         from trueup.conformance import runner
         from trueup.conformance.harness import Spec
-        from trueup.conformance.levels import LEVELS
+        from trueup.conformance.names import LEVELS
         from trueup.conformance.report import as_data, write
         from trueup.conformance.results import Options
         from trueup.conformance.xfails import Expected

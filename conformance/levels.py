@@ -9,9 +9,8 @@ from trueup.core.errors import Refused
 
 from .errors import KitError
 from .harness import Blamed, Rig, Spec, open_target
+from .names import LEVELS
 from .properties import Examiner, Verdict
-
-LEVELS = ("ops", "effects", "graph", "model", "speculative")
 
 
 def check_level(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The kit as a pytest plugin: `pytest -p trueup.conformance.plugin --pyargs trueup.conformance --trueup-backend NAME`.
+"""The kit as a pytest plugin: `pytest --pyargs trueup.conformance --trueup-backend NAME`.
 
 Each op and scenario is a test, run in a worker process of its own; a failure prints what failed and the command that replays
 it. Options are those of `trueup check`.
@@ -6,15 +6,14 @@ it. Options are those of `trueup check`.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from trueup.core.errors import Unavailable
 
 from .errors import KitError
 from .harness import Spec
-from .levels import LEVELS
+from .names import LEVELS
+from .pytest_options import add_options
 from .results import Options
 from .runner import Session
 from .tasks import Task
@@ -24,20 +23,9 @@ _key = pytest.StashKey[Session]()
 _expected = pytest.StashKey[Expected]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("trueup", "trueup conformance kit")
-    group.addoption("--trueup-backend", metavar="NAME[:DEVICE]", help="the backend to judge")
-    group.addoption("--trueup-level", action="append", choices=LEVELS, help="only this level; may be repeated")
-    group.addoption("--trueup-op", action="append", metavar="NAME", help="only this op; may be repeated")
-    group.addoption("--trueup-examples", type=int, default=100, metavar="N", help="random cases for each op")
-    group.addoption("--trueup-seed", type=int, default=0, metavar="S", help="what random cases follow from")
-    group.addoption(
-        "--trueup-timeout", type=float, default=30.0, metavar="SECONDS", help="longest that one case may take"
-    )
-    group.addoption("--trueup-model", metavar="FILE", help="the GGUF of level model; by default the bundled one")
-    group.addoption("--trueup-plugin", action="append", metavar="MODULE", help="load this module as a plugin")
-    group.addoption("--xfails", type=Path, metavar="FILE", help="expected failures: lines of level/op/property: reason")
-    group.addoption("--xfails-strict", action="store_true", help="fail where an expected failure passes or is not met")
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    if not pluginmanager.hasplugin("trueup"):  # the entry point has added them; loading plugins may be off
+        add_options(parser)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

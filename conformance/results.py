@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .harness import Spec
-from .levels import LEVELS
+from .names import LEVELS
 from .properties import FAILED, Verdict
 
 

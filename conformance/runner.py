@@ -12,7 +12,8 @@ from trueup.core.op import OPS
 
 from .bounds import reason
 from .harness import Spec
-from .levels import LEVELS, check_level
+from .levels import check_level
+from .names import LEVELS
 from .process import Died, Worker
 from .properties import FAILED, Verdict
 from .results import Failure, Options, Result, Run

@@ -1,4 +1,4 @@
-"""One test for each op and scenario; collected by `pytest -p trueup.conformance.plugin --pyargs trueup.conformance`."""
+"""One test for each op and scenario; collected by `pytest --pyargs trueup.conformance`."""
 
 from __future__ import annotations
 

@@ -13,10 +13,14 @@ import pytest
 HERE = str(Path(__file__).parent)
 
 
-def command(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def command(*args: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
-        [sys.executable, "-m", *args], capture_output=True, text=True, cwd=cwd, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-m", *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path, **(env or {})},
     )
 
 
@@ -98,10 +102,22 @@ def test_wrong_requests_are_one_line(tmp_path: Path, args: tuple[str, ...], said
     assert line.startswith("trueup: error: ") and said in line
 
 
-def pytest_on(backend: str, *args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    kit = ("-p", "trueup.conformance.plugin", "--pyargs", "trueup.conformance", "-p", "no:cacheprovider", "-q")
+def pytest_on(
+    backend: str, *args: str, cwd: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    kit = ("--pyargs", "trueup.conformance", "-p", "no:cacheprovider", "-q")
     return command(
-        "pytest", *kit, "--trueup-backend", backend, "--trueup-level", "ops", "--trueup-examples", "0", *args, cwd=cwd
+        "pytest",
+        *kit,
+        "--trueup-backend",
+        backend,
+        "--trueup-level",
+        "ops",
+        "--trueup-examples",
+        "0",
+        *args,
+        cwd=cwd,
+        env=env,
     )
 
 
@@ -123,3 +139,20 @@ def test_the_plugin_needs_a_backend_and_something_to_judge(tmp_path: Path) -> No
     assert done.returncode != 0 and "there is no backend 'nowhere'" in done.stdout
     refused = pytest_on("only_linear", "--trueup-plugin", "bad_backends", "--trueup-op", "add", cwd=tmp_path)
     assert refused.returncode == 1 and "1 skipped" in refused.stdout
+
+
+def test_the_plugin_may_be_named_and_is_of_use_without_entry_points(tmp_path: Path) -> None:
+    named = ("-p", "trueup.conformance.plugin")
+    for env in ({}, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}):
+        done = pytest_on("reference", *named, "--trueup-op", "add", cwd=tmp_path, env=env)
+        assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_other_runs_of_pytest_load_no_kit(tmp_path: Path) -> None:
+    (tmp_path / "test_nothing.py").write_text(
+        "import sys\ndef test(): assert not {'trueup.conformance.runner', 'hypothesis', 'numpy'} & {*sys.modules}\n"
+    )
+    done = command(
+        "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:xdist", ".", cwd=tmp_path
+    )
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
