@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trueup.cli.options import BackendName, ModelFile, Threads
+from trueup.cli.options import Activations, BackendName, ModelFile, Threads
 
 if TYPE_CHECKING:
     from trueup.conformance.bench import Speed
     from trueup.runtime import Engine
 
-COLUMNS = ("model", "size", "params", "backend", "threads", "test", "t/s", "check")
+COLUMNS = ("model", "size", "params", "backend", "threads", "activations", "test", "t/s", "check")
 
 
 def bench(
@@ -37,6 +37,7 @@ def bench(
     ] = True,
     backend: BackendName = "cpu",
     threads: Threads = None,
+    activations: Activations = None,
 ) -> None:
     """Measure how fast a model runs.
 
@@ -67,7 +68,7 @@ def bench(
     judge = Judge()
     engine = open_engine(
         model, backend=backend, context=max(longest, 64), threads=threads, allow_fallback=False, fusion=True,
-        checkpoints=1, watch=judge,
+        checkpoints=1, watch=judge, activations=activations,
     )  # fmt: skip
     try:
         if check:
@@ -105,6 +106,7 @@ def facts(engine: Engine, backend: str, check: str) -> dict[str, Any]:
         "backend": backend,
         "device": engine.target.device.name,
         "threads": None,
+        "activations": getattr(engine.target.capabilities, "activations", "f32"),
         "check": check,
     }
     if backend.partition(":")[0] == "cpu":
@@ -124,6 +126,7 @@ def show(about: dict[str, Any], made: list[Speed], output: str) -> None:
         return
     common = (
         about["model"], size(about["size"]), f"{about['params'] / 1e6:.2f} M", about["backend"], about["threads"] or "",
+        about["activations"],
     )  # fmt: skip
     rows = [(*common, s.test, f"{s.mean:.2f} ± {s.deviation:.2f}", about["check"]) for s in made]
     if output == "csv":

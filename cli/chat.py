@@ -12,6 +12,7 @@ from trueup.cli.drafting import Draft, DrafterName, DraftModel, Mtp, Rollback, d
 from trueup.cli.errors import expected, one_line
 from trueup.cli.generation import statistics
 from trueup.cli.options import (
+    Activations,
     AllowFallback,
     BackendName,
     Context,
@@ -54,6 +55,7 @@ def chat(
     ctx: Context = None,
     backend: BackendName = "cpu",
     threads: Threads = None,
+    activations: Activations = None,
     allow_fallback: AllowFallback = False,
     no_fusion: NoFusion = False,
     draft: Draft = None,
@@ -76,6 +78,7 @@ def chat(
     """
     engine = open_engine(
         model, backend=backend, context=ctx, threads=threads, allow_fallback=allow_fallback, fusion=not no_fusion,
+        activations=activations,
         sequences=2, checkpoints=2, drafting=drafting(draft, drafter, draft_model, mtp, rollback),
     )  # fmt: skip
     talk = Conversation(

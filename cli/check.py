@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trueup.cli.options import AsJson
+from trueup.cli.options import Activations, AsJson, target_options
 from trueup.cli.show import dump, printable, table
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def check(
     jobs: Annotated[
         int, typer.Option("--jobs", metavar="N", min=0, help="Worker processes; 0 chooses by the kind of device.")
     ] = 0,
+    activations: Activations = None,
     json: AsJson = False,
 ) -> None:
     """Judge a backend: every op against the reference, effects, fusions and a whole model.
@@ -107,7 +108,7 @@ def check(
         if e.name != "hypothesis":
             raise
         raise RuntimeError("trueup check needs hypothesis: pip install 'trueup[conformance]'") from None
-    spec = Spec(backend, tuple(plugin or ()))
+    spec = Spec(backend, tuple(plugin or ()), target_options(backend, None, activations))
     if replay is not None:
         verdict = runner.replay(spec, replay, timeout)
         if json:

@@ -96,9 +96,22 @@ MinP = Annotated[
 ]
 
 
-def target_options(backend: str, threads: int | None) -> dict[str, Any]:
-    """What goes to the backend; ValueError where it does not know the option."""
-    if threads is None:
+Activations = Annotated[
+    str | None,
+    typer.Option(
+        "--activations",
+        metavar="f32|q8",
+        help="To what the cpu backend may round activations: q8, int8 in blocks of 32, makes decoding of quantized models "
+        "faster and its numbers less exact. By default they are not rounded.",
+        show_default=False,
+    ),
+]
+
+
+def target_options(backend: str, threads: int | None, activations: str | None = None) -> dict[str, Any]:
+    """What goes to the backend; ValueError where it does not know an option."""
+    given = {k: v for k, v in (("threads", threads), ("activations", activations)) if v is not None}
+    if not given:
         return {}
     import inspect
 
@@ -106,9 +119,10 @@ def target_options(backend: str, threads: int | None) -> dict[str, Any]:
 
     name = backend.partition(":")[0]
     known = inspect.signature(host().backend(name).open).parameters
-    if "threads" not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        raise ValueError(f"--threads: backend {name} has no threads to set")
-    return {"threads": threads}
+    for option in given:
+        if option not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            raise ValueError(f"--{option}: backend {name} has no {option} to set")
+    return given
 
 
 def open_engine(
@@ -124,6 +138,7 @@ def open_engine(
     watch: Any = None,
     strict: bool = False,
     drafting: dict[str, Any] | None = None,
+    activations: str | None = None,
 ) -> Engine:
     """The engine that a command's options describe; `drafting` comes from cli/drafting.py. Raises as `trueup.load` does."""
     from trueup.core.errors import Unavailable
@@ -135,7 +150,7 @@ def open_engine(
         return load(
             model, backend=backend, context=context, sequences=sequences, checkpoints=checkpoints,
             allow_fallback=allow_fallback, fusion=fusion, strict=strict, watch=watch, **(drafting or {}),
-            **target_options(backend, threads),
+            **target_options(backend, threads, activations),
         )  # fmt: skip
     except Unavailable as e:
         if "backend" in str(e) or "drafter" in str(e):

@@ -13,6 +13,7 @@ import typer
 from trueup.cli.drafting import Draft, DrafterName, DraftModel, Mtp, Rollback, drafting
 from trueup.cli.generation import Output, as_json, generate, statistics
 from trueup.cli.options import (
+    Activations,
     AllowFallback,
     AsJson,
     BackendName,
@@ -65,6 +66,7 @@ def run(
     ctx: Context = None,
     backend: BackendName = "cpu",
     threads: Threads = None,
+    activations: Activations = None,
     allow_fallback: AllowFallback = False,
     no_fusion: NoFusion = False,
     draft: Draft = None,
@@ -112,6 +114,7 @@ def run(
         engine = open_engine(
             model, backend=backend, context=ctx, threads=threads, allow_fallback=allow_fallback, fusion=not no_fusion,
             strict=strict, watch=verifier, drafting=drafting(draft, drafter, draft_model, mtp, rollback),
+            activations=activations,
         )  # fmt: skip
         if chat:
             said = [{"role": "user", "content": text}]

@@ -34,7 +34,16 @@ F64 = NDArray[np.float64]
 U = 2.0**-24
 TINY = 2.0**-126
 LIMIT = float(np.finfo(np.float32).max)
-ACTIVATIONS = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8}
+
+
+class Blocks(float):
+    """The roundoff of activations that are rounded in blocks with one scale, which are off by a share of the block's largest:
+    0 as a unit roundoff of single entries, and `share` of products with weights."""
+
+    size, share = 32, 0.5 / 127
+
+
+ACTIVATIONS = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8, "q8": Blocks()}
 """Unit roundoff by the type that activations are rounded to before a matrix unit; 0 where they are not."""
 
 
@@ -139,6 +148,11 @@ def _dot(x: F64, w: F64, extra: int, a: float, dequantizing: Any = 0.0) -> Any:
     n, x, w = x.shape[-1], np.abs(x), np.abs(w)
     x, w = np.where(np.isfinite(x), x, 0), np.where(np.isfinite(w), w, 0)
     out = x @ ((gamma(n + extra) + a * (1 + gamma(n))) * w + dequantizing).T
+    if isinstance(a, Blocks) and n % a.size == 0:
+        most = x.reshape(*x.shape[:-1], n // a.size, a.size).max(-1, initial=0).repeat(a.size, -1)
+        out += (a.share * most * (1 + 4 * U)) @ (w * (1 + gamma(n + extra)) + dequantizing).T
+        terms = dequantizing / (3 * U) * np.ones_like(w)  # a scale's and a minimum's sums are added apart
+        out += gamma(n // a.size + 8) * most @ terms.T
     out += TINY * (x.sum(-1)[:, None] + w.sum(-1)[None] + n + 1)
     if x.max(initial=0) * w.max(initial=0) * n * 2 > LIMIT:
         out = np.where((x @ w.T) * 2 > LIMIT, np.inf, out)
@@ -147,7 +161,7 @@ def _dot(x: F64, w: F64, extra: int, a: float, dequantizing: Any = 0.0) -> Any:
 
 # -- projections -------------------------------------------------------------------------------------------------------
 
-DOT = "gamma_(n+2) Σ|x||w|: n products added in any order; 3 U |block| where a block is dequantized; a Σ|x||w| for rounded activations"
+DOT = "gamma_(n+2) Σ|x||w|: n products added in any order; 3 U |block| where a block is dequantized; a Σ|x||w| for rounded activations, or Σ_blocks max|x| Σ|w| / 254"
 
 
 @rule("linear", why=DOT)

@@ -177,7 +177,8 @@ def _nothing(results: list[Result], options: Options) -> None:
 def replay_command(spec: Spec, case: str) -> str:
     """The command that runs one case."""
     plugins = "".join(f"--plugin {m} " for m in spec.plugins)
-    return f"trueup check {plugins}--backend {spec.name} --replay {shlex.quote(case)}" if case else ""
+    options = "".join(f"--{k} {v} " for k, v in spec.options.items() if k == "activations")
+    return f"trueup check {plugins}--backend {spec.name} {options}--replay {shlex.quote(case)}" if case else ""
 
 
 def replay(spec: Spec, case: str, timeout: float) -> Verdict:

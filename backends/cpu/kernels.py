@@ -75,6 +75,11 @@ def packed_rows(t: TensorType) -> bool | str:
     return t.strides is None or t.shape[-1] <= 1 or t.strides[-1] == 1 or f"the last axis of {t} is strided"
 
 
+def rounds(ctx: Context) -> bool:
+    """Whether products may round their activations to int8."""
+    return bool(getattr(ctx.target, "rounds", False))
+
+
 def _linear(x: TensorType, weight: TensorType) -> bool | str:
     reads = stored(weight)
     if reads is not True:
@@ -85,17 +90,18 @@ def _linear(x: TensorType, weight: TensorType) -> bool | str:
 @kernels.implements(linear, when=_linear)
 def _(ctx: Context, x: Any, weight: Any) -> None:
     out = ctx.out
-    native.linear(out.reshape(_rows(out), out.shape[-1]), x.reshape(_rows(x), x.shape[-1]), weight.data, weight.dtype)
+    rows = x.reshape(_rows(x), x.shape[-1])
+    native.linear(out.reshape(_rows(out), out.shape[-1]), rows, weight.data, weight.dtype, rounds(ctx))
 
 
 @kernels.implements(expert_linear, when=lambda x, experts, weight: stored(weight))
 def _(ctx: Context, x: Any, experts: Any, weight: Any) -> None:
-    native.expert_linear(ctx.out, x, experts, weight.data, weight.dtype)
+    native.expert_linear(ctx.out, x, experts, weight.data, weight.dtype, rounds(ctx))
 
 
 @kernels.implements(expert_combine, when=lambda h, experts, mix, weight: stored(weight))
 def _(ctx: Context, h: Any, experts: Any, mix: Any, weight: Any) -> None:
-    native.expert_combine(ctx.out, h, experts, mix, weight.data, weight.dtype)
+    native.expert_combine(ctx.out, h, experts, mix, weight.data, weight.dtype, rounds(ctx))
 
 
 @kernels.implements(attention)

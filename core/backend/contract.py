@@ -74,13 +74,15 @@ class Capabilities:
 
     `deterministic`: two runs give the same bits. `batch_invariant`: a row's results do not depend on the other rows or
     on their number. `max_rows`: the most rows of a step, None for no limit. `thresholds`: sizes by axis name at which a
-    kernel changes its way, so that tests lie on both sides.
+    kernel changes its way, so that tests lie on both sides. `activations`: to what they may be rounded before products
+    with weights: "f32" (they are not), "f16", "bf16", or "q8", int8 in blocks of 32 with one scale.
     """
 
     deterministic: bool = False
     batch_invariant: bool = False
     max_rows: int | None = None
     thresholds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    activations: str = "f32"
 
 
 class Memory(Protocol):

@@ -122,7 +122,7 @@ def test_the_command_in_its_three_forms() -> None:
     line = made["lines"][1]
     assert line["t/s"] == pytest.approx(np.mean([2 / s for s in line["seconds"]])) and len(line["seconds"]) == 2
     table = said("-p", "0", "--no-check").splitlines()
-    assert table[0].startswith("| model") and [t.split("|")[6].strip() for t in table[2:]] == ["tg2", "tg2 @ d4"]
+    assert table[0].startswith("| model") and [t.split("|")[7].strip() for t in table[2:]] == ["tg2", "tg2 @ d4"]
 
 
 @pytest.mark.parametrize(("arg", "value"), [("-p", "x"), ("-n", "-1"), ("-d", ""), ("-o", "xml")])

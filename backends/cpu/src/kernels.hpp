@@ -11,6 +11,14 @@ namespace trueup {
 // the order is the same for every number of rows.
 using MatmulFn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t m0, int64_t m1, int64_t n, const float* const* x,
                           float* const* out, int64_t rows);
+// A row of activations in blocks of 32: x = q scale, and of each block scale times the sum of q.
+struct RoundedRow {
+    const int8_t* q;
+    const float *scale, *sum;
+};
+using RoundRowFn = bool (*)(const float* x, int64_t n, int8_t* q, float* scale, float* sum);  // n a multiple of 32; false: of no use
+using MatmulRoundedFn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t m0, int64_t m1, int64_t n, const RoundedRow* x,
+                                 float* const* out, int64_t rows);
 using DequantizeFn = void (*)(const uint8_t* row, int64_t n, float* out);
 
 constexpr int attend_rows = 16, attend_keys = 256;
@@ -74,6 +82,8 @@ using ConvolveFn = void (*)(const float* const* x, const float* taps, int64_t st
 struct Kernels {
     const char* name;
     MatmulFn matmul[format_count];
+    MatmulRoundedFn matmul_rounded[format_count];  // nullptr where there is none
+    RoundRowFn round_row;
     DequantizeFn dequantize[format_count];
     AttendFn attend;
     AttendJoinFn attend_join;

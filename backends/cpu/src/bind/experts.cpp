@@ -25,7 +25,8 @@ std::vector<int32_t> chosen(const Checker& check, const View<const int32_t, 2>& 
     return found;
 }
 
-void expert_linear_(const py::array& out_, const py::array& x_, const py::array& experts_, const py::array& weight, const std::string& dtype) {
+void expert_linear_(const py::array& out_, const py::array& x_, const py::array& experts_, const py::array& weight, const std::string& dtype,
+                    bool rounded) {
     const Checker check("expert_linear");
     const auto out = check.out<float, 3>(out_, "out", "[tokens, k, m]");
     const auto x = check.in<float, 2>(x_, "x", "[tokens, n]");
@@ -40,12 +41,12 @@ void expert_linear_(const py::array& out_, const py::array& x_, const py::array&
         Choices choices{chosen(check, experts, w.count), {}, {}};
         for (int64_t t = 0; t < out.shape[0]; ++t)
             for (int64_t j = 0; j < out.shape[1]; ++j) choices.x.push_back(x.at(t)), choices.out.push_back(out.at(t, j));
-        expert_linear(w, choices);
+        expert_linear(w, choices, rounded);
     });
 }
 
 void expert_combine_(const py::array& out_, const py::array& h_, const py::array& experts_, const py::array& mix_, const py::array& weight,
-                     const std::string& dtype) {
+                     const std::string& dtype, bool rounded) {
     const Checker check("expert_combine");
     const auto out = check.out<float, 2>(out_, "out", "[tokens, n]");
     const auto h = check.in<float, 3>(h_, "h", "[tokens, k, m]");
@@ -68,7 +69,7 @@ void expert_combine_(const py::array& out_, const py::array& h_, const py::array
             mixes.push_back(mix.at(t));
             to.push_back(out.at(t));
         }
-        expert_combine(w, ids, from, mixes, to, h.shape[1]);
+        expert_combine(w, ids, from, mixes, to, h.shape[1], rounded);
     });
 }
 
@@ -76,9 +77,9 @@ void expert_combine_(const py::array& out_, const py::array& h_, const py::array
 
 void bind_experts(py::module_& m) {
     m.def("expert_linear", &expert_linear_, py::arg("out"), py::arg("x"), py::arg("experts"), py::arg("weight"), py::arg("dtype"),
-          "out[tokens, k, m] = W_e x[tokens, n] for each e in experts int32[tokens, k]; zeros where it is -1. W: uint8[e, m, row_bytes].");
+          py::arg("rounded") = false, "out[tokens, k, m] = W_e x[tokens, n] for each e in experts int32[tokens, k]; zeros where it is -1. W: uint8[e, m, row_bytes].");
     m.def("expert_combine", &expert_combine_, py::arg("out"), py::arg("h"), py::arg("experts"), py::arg("mix"), py::arg("weight"), py::arg("dtype"),
-          "out[tokens, n] = sum_j mix[tokens, j] W_e h[tokens, j], j in order, -1 skipped. W: uint8[e, n, row_bytes].");
+          py::arg("rounded") = false, "out[tokens, n] = sum_j mix[tokens, j] W_e h[tokens, j], j in order, -1 skipped. W: uint8[e, n, row_bytes].");
 }
 
 }  // namespace trueup

@@ -19,11 +19,11 @@ struct Choices {
     std::vector<float*> out;
 };
 
-// out[c] = W_expert x[c]; zeros where the expert is -1.
-void expert_linear(const Experts& w, const Choices& choices);
+// out[c] = W_expert x[c]; zeros where the expert is -1. `rounded`, here and below: of x rounded to int8, where there is a kernel.
+void expert_linear(const Experts& w, const Choices& choices, bool rounded = false);
 
 // out[t] = sum_j mix[t][j] W_expert x[t * k + j] over the k choices of each of the rows, in order; -1 is skipped.
 void expert_combine(const Experts& w, const std::vector<int32_t>& expert, const std::vector<const float*>& x,
-                    const std::vector<const float*>& mix, const std::vector<float*>& out, int64_t k);
+                    const std::vector<const float*>& mix, const std::vector<float*>& out, int64_t k, bool rounded = false);
 
 }  // namespace trueup

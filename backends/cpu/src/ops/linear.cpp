@@ -2,6 +2,7 @@
 
 #include "../kernels.hpp"
 #include "cut.hpp"
+#include "rounded.hpp"
 
 namespace trueup {
 namespace {
@@ -11,9 +12,9 @@ constexpr int64_t small = 1 << 15;  // multiply-adds below which waking a thread
 
 }  // namespace
 
-void linear(const WeightRows& w, const float* const* x, float* const* out, int64_t rows) {
-    const MatmulFn matmul = kernels().matmul[w.format];
+void linear(const WeightRows& w, const float* const* x, float* const* out, int64_t rows, bool rounded) {
     if (rows == 0 || w.count == 0) return;
+    const Activations activations(x, rows, w.n, w.format, rounded && rows <= few_rows);
     const int64_t down = (rows + row_block - 1) / row_block;
     const int64_t step = w.count * w.n * rows <= small ? w.count : rows_of_task(w.count, w.stride, down);
     const int64_t across = (w.count + step - 1) / step;
@@ -21,8 +22,9 @@ void linear(const WeightRows& w, const float* const* x, float* const* out, int64
         const int64_t m0 = task % across * step, m1 = std::min(m0 + step, w.count);
         const int64_t r0 = task / across * row_block, count = std::min(row_block, rows - r0);
         float* to[row_block];
-        for (int64_t r = 0; r < count; ++r) to[r] = out[r0 + r] + m0;
-        matmul(w.data, w.stride, m0, m1, w.n, x + r0, to, count);
+        int64_t at[row_block];
+        for (int64_t r = 0; r < count; ++r) at[r] = r0 + r, to[r] = out[r0 + r] + m0;
+        activations.multiply(w.data, w.stride, m0, m1, at, to, count);
     });
 }
 

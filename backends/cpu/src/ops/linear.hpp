@@ -11,7 +11,7 @@ struct WeightRows {
     int64_t n;  // elements of a row
 };
 
-// out[r][i] = w_i . x[r] for all rows r < rows.
-void linear(const WeightRows& w, const float* const* x, float* const* out, int64_t rows);
+// out[r][i] = w_i . x[r] for all rows r < rows; `rounded`: of x rounded to int8, where there is a kernel.
+void linear(const WeightRows& w, const float* const* x, float* const* out, int64_t rows, bool rounded = false);
 
 }  // namespace trueup
