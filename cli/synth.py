@@ -22,9 +22,9 @@ def synth(
     type: Annotated[
         str, typer.Option("--type", metavar="TYPE", help="f32, f16, bf16, q8_0, q4_0, q4_k, q5_k or q6_k.")
     ] = "q8_0",
-    layers: Annotated[int | None, typer.Option("--layers", metavar="N", min=1)] = None,
-    experts: Annotated[int | None, typer.Option("--experts", metavar="N", min=1)] = None,
-    vocab: Annotated[int | None, typer.Option("--vocab", metavar="N", min=1)] = None,
+    layers: Annotated[int | None, typer.Option("--layers", metavar="N", min=1, help="Layers of the trunk.")] = None,
+    experts: Annotated[int | None, typer.Option("--experts", metavar="N", min=1, help="Experts of a layer.")] = None,
+    vocab: Annotated[int | None, typer.Option("--vocab", metavar="N", min=1, help="Tokens, 258 at least.")] = None,
     ctx: Annotated[
         int | None, typer.Option("--ctx", metavar="N", min=1, help="The context that the file names.")
     ] = None,
@@ -32,7 +32,7 @@ def synth(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any setting, by its name in config.json; a number or JSON."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="What the weights follow from.")] = 0,
     json: AsJson = False,
 ) -> None:
     """Write a model file with random weights.

@@ -23,7 +23,9 @@ def test_it_passes_here(trueup: Run, draft: str) -> None:
     assert done.code == 0 and said["passed"] and said["tolerance"] == 0
     assert said["worst_gap"] == 0 and set(said["states"].values()) == {0.0}
     assert said["tokens"] == 32 and said["same_text"] == 2
-    assert said["gap_counts"][0] == 32 and said["accepted"][0] <= said["drafted"][0]
+    assert said["gap_counts"][0] == 32
+    assert said["drafted"] or draft == "auto", "which may find that drafts don't pay here"
+    assert all(a <= d for a, d in zip(said["accepted"], said["drafted"], strict=False))
 
 
 def test_for_a_person(trueup: Run) -> None:
