@@ -41,14 +41,15 @@ def verify(logits: NDArray[np.float32], draft: Draft, settings: Sampler, draw: D
             f"a draft of {len(draft)} tokens is verified by {len(draft) + 1} rows of logits, got {len(logits)}"
         )
     chosen: list[Sampled] = []
+    number = (lambda i: 0.0) if settings.greedy else lambda i: draw(i, "sample")  # greedy sampling needs none
     for i, row in enumerate(logits):
         try:
             if i == len(draft):
-                chosen.append(sample(row, settings, draw=draw(i, "sample")))
+                chosen.append(sample(row, settings, draw=number(i)))
                 break
             token, law = draft.tokens[i], draft.laws[i]
             if law is None or settings.greedy:
-                took = sample(row, settings, draw=draw(i, "sample"))
+                took = sample(row, settings, draw=number(i))
             else:
                 took = _coupled(row, settings, token, law, draw(i, "accept"), draw(i, "residual"))
         except NonFiniteLogits:
