@@ -1,6 +1,6 @@
 """The CUDA backend: kernels compiled by NVRTC when they are first needed, a step replayed as one graph.
 
-The files in `cu/` are the kernels, `ops/` says which runs which op. Importing this module touches no driver.
+The files in `cu/` are the kernels; the rest of the package is its driver. Importing this module touches no driver.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ class CUDA(Backend):
         Unavailable where the device is no longer there."""
         for found in find():
             if found.hardware == device.hardware and found.name == device.name:
+                from trueup.backends.simt.tuning import Tuning
+
                 from .driver import CudaDriver
                 from .target import CudaTarget
-                from .tuning import Tuning
 
                 driver = CudaDriver(found.limits["ordinal"])
                 tuning = Tuning.of(driver.attributes, invariant=invariant)

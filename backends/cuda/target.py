@@ -1,32 +1,19 @@
-"""An open CUDA device: a driver, its memory, and the table of kernels."""
+"""An open CUDA device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from trueup.core.backend import Capabilities, Device, Executable, Storage
-from trueup.core.backend.recorded import RecordedTarget
+from trueup.backends.simt.driver import Driver
+from trueup.backends.simt.programs import Programs
+from trueup.backends.simt.target import SimtTarget
+from trueup.backends.simt.tuning import Tuning
+from trueup.core.backend import Device
 from trueup.core.backend.recorded.images import Images
-from trueup.core.plan import Plan
-from trueup.core.types import TensorType
 
-from .driver import Driver
-from .executable import CudaExecutable
-from .memory import CudaMemory
-from .ops import table
-from .programs import NATIVE, Programs
-from .tuning import SEGMENT, Tuning
+from .programs import TEXTS, architecture, options
 
 
-class CudaTarget(RecordedTarget):
-    """Kernels over the memory of one device.
-
-    Every reduction has one order, fixed by its own row: results are the same in every run, and do not depend on the
-    other rows or on their number, but for the delta rule in chunks (`Tuning.prompt`), whose bits depend on where a step
-    cuts its sequence.
-    """
-
-    memory: CudaMemory
+class CudaTarget(SimtTarget):
+    """The kernels in `cu/` over the memory of one GPU."""
 
     def __init__(
         self,
@@ -39,29 +26,6 @@ class CudaTarget(RecordedTarget):
         cubins: Images | None = None,
     ) -> None:
         """`tuning`: how kernels are shaped; by default from the driver's limits. `compiler` and `cubins`: see `Programs`."""
-        self.driver, self.tuning = driver, tuning or Tuning.of(driver.attributes)
-        self.programs = Programs(driver, compiler, cubins)
-        super().__init__(name, device, table(self.tuning), CudaMemory(driver), NATIVE)
-        prompt = self.tuning.prompt
-        self.capabilities = Capabilities(
-            deterministic=True,
-            batch_invariant=not prompt,
-            thresholds={
-                "candidates": (256, SEGMENT),
-                "rows": (1, 2, 4, 8),
-                "n": (16,),
-                **({"gated_delta_rule.tokens": (prompt,)} if prompt else {}),
-            },
-        )
-
-    def compile(self, plan: Plan, storage: Storage) -> Executable:
-        self.programs.prepare(t.dtype if t.dtype in NATIVE else "f32" for t in _weights(plan))
-        return CudaExecutable(plan, self, storage)
-
-
-def _weights(plan: Plan) -> Iterator[TensorType]:
-    """The types of what kernels of the plan take as weights."""
-    for node in plan.kernels:
-        for p, given in zip(node.op.params, node.inputs, strict=True):
-            if p.dtype == "weight" and given is not None:
-                yield from (v.type for v in (given if isinstance(given, tuple) else (given,)))
+        given = options(architecture(driver.attributes))
+        programs = Programs(driver, TEXTS, given, compiler, cubins)
+        super().__init__(name, device, driver, programs, tuning or Tuning.of(driver.attributes))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trueup.backends.cuda.driver import CompileError, compile_text, nvrtc
-from trueup.backends.cuda.programs import NATIVE, PROGRAMS, home, options, text
+from trueup.backends.cuda.driver import compile_text, nvrtc
+from trueup.backends.cuda.programs import TEXTS, options
+from trueup.backends.simt.driver import CompileError
+from trueup.backends.simt.programs import NATIVE, PROGRAMS
 from trueup.core.errors import Unavailable
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_120")
@@ -31,7 +33,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_a_program_compiles(arch: str, program: str) -> None:
-    assert compile_text(text(program), f"{program}.cu", options(arch))[:4] == b"\x7fELF"
+    assert compile_text(TEXTS.text(program), f"{program}.cu", options(arch))[:4] == b"\x7fELF"
 
 
 def test_a_text_that_is_no_kernel_is_refused_with_the_compiler_s_words() -> None:
@@ -40,5 +42,5 @@ def test_a_text_that_is_no_kernel_is_refused_with_the_compiler_s_words() -> None
 
 
 def test_a_kernel_is_found_in_its_program() -> None:
-    assert home("delta_scan") == "gdn"
-    assert home("add") == home("attention") == home("top_k_long") == "ops"
+    assert TEXTS.home("delta_scan") == "gdn"
+    assert TEXTS.home("add") == TEXTS.home("attention") == TEXTS.home("top_k_long") == "ops"

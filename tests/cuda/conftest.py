@@ -74,7 +74,7 @@ def emulated() -> Callable[..., Any]:
         from emulated_cuda.driver import EmulatedDriver
 
         from trueup.backends.cuda.target import CudaTarget
-        from trueup.backends.cuda.tuning import Tuning
+        from trueup.backends.simt.tuning import Tuning
         from trueup.core.backend import Device
 
         driver = EmulatedDriver(**kind)

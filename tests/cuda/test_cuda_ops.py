@@ -12,8 +12,8 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from trueup.backends.cuda.programs import NATIVE
 from trueup.backends.cuda.target import CudaTarget
+from trueup.backends.simt.programs import NATIVE
 from trueup.core import ops
 from trueup.core.backend import Storage
 from trueup.core.graph import Graph

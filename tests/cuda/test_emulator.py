@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.backends.cuda.driver import CompileError, CudaError, Driver
+from trueup.backends.cuda.driver import CudaError
+from trueup.backends.simt.driver import CompileError, Driver
 
 CUDA = Callable[..., Any]
 

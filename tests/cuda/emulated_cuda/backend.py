@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from trueup.backends.cuda.memory import CudaMemory
 from trueup.backends.cuda.target import CudaTarget
-from trueup.backends.cuda.tuning import Tuning
+from trueup.backends.simt.memory import SimtMemory
+from trueup.backends.simt.tuning import Tuning
 from trueup.core.backend import Backend, Device, Executable, Storage, Target
 from trueup.core.backend.recorded import HEADROOM, DeviceTensor
 from trueup.core.passes.memory import MemoryPlan
@@ -25,7 +25,7 @@ GUARD = 256
 """Bytes between the values of a step, where each has a place of its own."""
 
 
-class GuardedMemory(CudaMemory):
+class GuardedMemory(SimtMemory):
     """Memory whose headroom nobody may touch."""
 
     driver: EmulatedDriver

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.backends.cuda.driver import CompileError, CudaError
+from trueup.backends.cuda.driver import CudaError
+from trueup.backends.simt.driver import CompileError
 
 from . import build
 

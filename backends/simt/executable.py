@@ -17,8 +17,6 @@ from trueup.core.plan import Plan
 
 ENTRIES, ROW = 256, 128
 """Threads of a block whose threads do an entry each, and of one that does a row."""
-WARPS = 4
-"""Warps of a block whose warps do a column each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +45,9 @@ class Recorder(Recording):
 
     def warps(self, kernel: str, count: int, *args: Any, format: str = "") -> None:
         """A warp for each of `count`."""
-        self._add(kernel, -(-count // WARPS), 32 * WARPS, 0, args, format)
+        target: Any = self.executable.target
+        warps = target.tuning.warps
+        self._add(kernel, -(-count // warps), 32 * warps, 0, args, format)
 
     def blocks(self, kernel: str, count: int, *args: Any, threads: int = ROW, shared: int = 0) -> None:
         """A block for each of `count`."""
@@ -85,11 +85,11 @@ def packed(args: tuple[Any, ...]) -> list[Any]:
     return out
 
 
-class CudaExecutable(RecordedExecutable):
+class SimtExecutable(RecordedExecutable):
     """Launches in order; a graph of them from the first step on, where no node falls back to the host."""
 
     recording = Recorder
-    target: Any  # a CudaTarget
+    target: Any  # a SimtTarget
 
     def __init__(self, plan: Plan, target: Any, storage: Storage) -> None:
         self.driver = target.driver

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from trueup.backends.cuda.executable import Recorder
-from trueup.backends.cuda.tuning import Tuning
+from trueup.backends.simt.executable import Recorder
+from trueup.backends.simt.tuning import Tuning
 from trueup.core.backend import KernelTable
 from trueup.core.backend.recorded import first_no, joined, lies, rows, strides
 from trueup.core.ops import concat, contiguous, paged_append, repeat_streams, rope, take_rows

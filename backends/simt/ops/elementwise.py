@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod, sqrt
 from typing import Any
 
-from trueup.backends.cuda.executable import Recorder
-from trueup.backends.cuda.tuning import Tuning, row_threads
+from trueup.backends.simt.executable import Recorder
+from trueup.backends.simt.tuning import Tuning, row_threads
 from trueup.core.backend import KernelTable
 from trueup.core.backend.recorded import DeviceTensor, first_no, lies, rows, values
 from trueup.core.op import Op

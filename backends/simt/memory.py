@@ -1,4 +1,4 @@
-"""Memory of a CUDA device: addresses, moved over the driver's stream. Knows no op."""
+"""Memory of a device: addresses, moved over the driver's queue. Knows no op."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PIECE = 1 << 24
 """Bytes of a pattern that are copied at a time."""
 
 
-class CudaMemory(RecordedMemory):
+class SimtMemory(RecordedMemory):
     """Allocations of one device; a buffer is its address."""
 
-    def __init__(self, driver: Driver) -> None:
-        super().__init__()
+    def __init__(self, driver: Driver, *, largest: int | None = None) -> None:
+        super().__init__(largest=largest)
         self.driver = driver
 
     def make(self, nbytes: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trueup.backends.cuda.tuning import Tuning
+from trueup.backends.simt.tuning import Tuning
 from trueup.core.backend import KernelTable
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from trueup.backends.cuda.executable import Recorder
-from trueup.backends.cuda.tuning import SEGMENT, Tuning, row_threads
+from trueup.backends.simt.executable import Recorder
+from trueup.backends.simt.tuning import SEGMENT, Tuning, row_threads
 from trueup.core.backend import KernelTable
 from trueup.core.backend.recorded import lies, rows, typed
 from trueup.core.ops import argmax, top_k
 from trueup.core.types import TensorType
 
 SHORT = 256
-"""Entries up to which each counts those before it; `SHORT` in topk.cl."""
+"""Entries up to which each counts those before it; `SHORT` in the topk file."""
 GROUPS = 256
 """Blocks that share the rows; each has room for its keys."""
 WIDE = 512
 """Threads of a block that does a long row; the bound of its kernels."""
-NEAR = 40 * 1024
-"""Bytes of keys that lie in shared memory."""
 
 
 def register(kernels: KernelTable, tuning: Tuning) -> None:
@@ -52,7 +50,7 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
     ) -> None:
         room = 1 << (k - 1).bit_length()
         groups = min(count, GROUPS)
-        near = 8 * room if 8 * room <= NEAR else 0
+        near = 8 * room if 8 * room <= tuning.near else 0
         work = None if near else typed(ctx.scratch(8 * groups * room), TensorType((groups * room,), "i64"))
         args = count, groups, segments, length, n, k, scores, origin, *outs, work, room
         ctx.blocks("top_k_long", groups, *args, threads=WIDE, shared=near)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from trueup.backends.cuda.executable import Recorder
-from trueup.backends.cuda.tuning import SIDE, Tuning
+from trueup.backends.simt.executable import Recorder
+from trueup.backends.simt.tuning import SIDE, Tuning
 from trueup.core.backend import KernelTable
 from trueup.core.backend.recorded import DeviceTensor, first_no, lies, rows, strides, typed, values
 from trueup.core.op import Op
@@ -22,7 +22,7 @@ from trueup.core.ops import (
 from trueup.core.types import TensorType
 
 CHUNK = 32
-"""Rows of a chunk of the delta rule; `CHUNK_ROWS` in gdn.cl."""
+"""Rows of a chunk of the delta rule; `CHUNK_ROWS` in the gdn file."""
 
 
 def register(kernels: KernelTable, tuning: Tuning) -> None:
@@ -122,7 +122,7 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
     def products(
         ctx: Recorder, x: Any, k: Any, decay: Any, cu: Any, heads: int, chunk: int, tiled: bool, whole: bool
     ) -> tuple[DeviceTensor, ...]:
-        """Products of rows within their chunks, and how much is left of a chunk's start at each row; see gdn.cl."""
+        """Products of rows within their chunks, and how much is left of a chunk's start at each row; see the gdn file."""
         tokens, key_heads, dk = x.type.shape
         sizes = tokens * heads * chunk, tokens * heads
         found = tuple(typed(ctx.scratch(4 * n), TensorType((n,))) for n in sizes)

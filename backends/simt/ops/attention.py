@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trueup.backends.cuda.executable import Recorder
-from trueup.backends.cuda.tuning import Tuning
+from trueup.backends.simt.executable import Recorder
+from trueup.backends.simt.tuning import Tuning
 from trueup.core.backend import KernelTable
 from trueup.core.backend.recorded import DeviceTensor, Rows, lies, rows, strides, typed, values
 from trueup.core.ops import attention, index_scores, merge_attention

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from trueup.backends.cuda.executable import Recorder
-from trueup.backends.cuda.programs import NATIVE
-from trueup.backends.cuda.tuning import TILE, Tuning
+from trueup.backends.simt.executable import Recorder
+from trueup.backends.simt.programs import NATIVE
+from trueup.backends.simt.tuning import TILE, Tuning
 from trueup.core.backend import KernelTable
 from trueup.core.backend.recorded import DeviceTensor, Rows, lies, rows, typed
 from trueup.core.ops import embed, expert_combine, expert_linear, linear

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 SIDE = 128
-"""Threads that share a head's state; `SIDE` in gdn.cu."""
+"""Threads that share a head's state; `SIDE` in the gdn file."""
 TILE = 8
-"""Rows that share one pass over a weight row; `TILE` in linear.cu."""
+"""Rows that share one pass over a weight row; `TILE` in the linear file."""
 SEGMENT = 8192
 """Entries of a row that top_k gives a block where there are few rows."""
 PROMPT = 64
@@ -18,11 +18,14 @@ PROMPT = 64
 @dataclass(frozen=True)
 class Tuning:
     """`room` bytes of shared memory for a block, `few` rows leave processors idle, and sequences of `prompt` rows and more
-    go through the delta rule in chunks; never where that is 0: then a row's bits do not depend on where its step began."""
+    go through the delta rule in chunks; never where that is 0: then a row's bits do not depend on where its step began.
+    A block holds `warps` where each of them does a column of its own, and `near` bytes of top_k's keys at most."""
 
     room: int
     few: int
     prompt: int = PROMPT
+    warps: int = 4
+    near: int = 40 * 1024
 
     @classmethod
     def of(cls, attributes: Mapping[str, int], *, invariant: bool = False) -> Tuning:
