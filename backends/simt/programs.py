@@ -51,7 +51,7 @@ class Texts:
     @functools.cache  # noqa: B019
     def home(self, kernel: str) -> str:
         """The program of a kernel that reads no weights."""
-        return "gdn" if re.search(rf"\b{kernel}\(", self.source("gdn")) else "ops"
+        return "gdn" if re.search(rf"\b{kernel}[(,]", self.source("gdn")) else "ops"
 
     def kept(self) -> Images:
         """Where compiled texts are kept."""

@@ -22,7 +22,7 @@ UNARY(silu, silu_of(v * a))
 UNARY(softplus, softplus_of(v))
 UNARY(clamp_between, smaller(larger(v, a), b))
 BINARY(add, v + w)
-BINARY(mul, v * w)
+BINARY(multiply, v * w)
 BINARY(swiglu, silu_of(smaller(v, b)) * smaller(larger(w, a), b))
 
 // out[r, i] = x[r, i] scale[r]

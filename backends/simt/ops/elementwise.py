@@ -52,19 +52,19 @@ def register(kernels: KernelTable, tuning: Tuning) -> None:
             count, n = shape_of(x)
             ctx.flat(kernel, count, n, spread(x, count), ctx.out, *map(float, numbers(**attrs)))
 
-    def binary(op: Op, first: str, second: str, numbers: Any) -> None:
+    def binary(op: Op, kernel: str, first: str, second: str, numbers: Any) -> None:
         @kernels.implements(op, when=lies(op, **{first: -1, second: -1}))
         def _(ctx: Recorder, a: Any, b: Any, **attrs: float) -> None:
             count, n = shape_of(a, b)
-            ctx.flat(op.name, count, n, spread(a, count), spread(b, count), ctx.out, *map(float, numbers(**attrs)))
+            ctx.flat(kernel, count, n, spread(a, count), spread(b, count), ctx.out, *map(float, numbers(**attrs)))
 
     unary(sigmoid, "sigmoid", lambda: (0, 0))
     unary(silu, "silu", lambda scale: (scale, 0))
     unary(softplus, "softplus", lambda: (0, 0))
     unary(clamp, "clamp_between", lambda low, high: (low, high))
-    binary(add, "a", "b", lambda: (0, 0))
-    binary(mul, "a", "b", lambda: (0, 0))
-    binary(swiglu, "gate", "up", lambda limit: (-limit, limit))
+    binary(add, "add", "a", "b", lambda: (0, 0))
+    binary(mul, "multiply", "a", "b", lambda: (0, 0))
+    binary(swiglu, "swiglu", "gate", "up", lambda limit: (-limit, limit))
 
     @kernels.implements(scale_rows, when=lies(scale_rows, x=-1, scale=-1))
     def _(ctx: Recorder, x: Any, scale: Any) -> None:
