@@ -52,6 +52,7 @@ class Packed:
 Prepared = Packed | mx.array
 
 
+@np.errstate(all="ignore")  # blocks of infinities make NaN
 def prepare(weight: Weight) -> Prepared:
     """The weight on the device. Blocks with a scale that is not finite are expanded, as scale · code + bias would be NaN."""
     if weight.ndim < 2 or not weight.type.size or weight.type.dtype not in FORMATS:

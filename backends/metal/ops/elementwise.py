@@ -85,7 +85,7 @@ def softmax(x: mx.array) -> mx.array:
 
 @kernels.implements(ops.normalize)
 def normalize(x: mx.array, *, floor: float) -> mx.array:
-    if not x.size:  # MLX 0.32 never ends where it divides an array of no columns
+    if not x.size:  # in MLX 0.32 the maximum of a number and a sum of nothing may never end
         return x
     divisor = mx.maximum(x.sum(axis=-1, keepdims=True), floor)
     return mx.where(divisor == 0, 0.0, x / divisor)
