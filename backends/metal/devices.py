@@ -14,9 +14,8 @@ TEST_DEVICE = "MLX's CPU build: a test device, not a GPU"
 
 def mlx() -> ModuleType:
     """`mlx.core`; Unavailable with what to do where it can't be imported."""
-    os.environ["MLX_ENABLE_TF32"] = (
-        "0"  # newer GPUs would round float32 to 11 bits; MLX reads this at its first product
-    )
+    # Newer GPUs would round float32 to 11 bits before a product. MLX reads this at its first one.
+    os.environ["MLX_ENABLE_TF32"] = "0"
     try:
         import mlx.core
     except Exception as e:  # a broken installation raises whatever its libraries raise

@@ -63,7 +63,7 @@ class MetalTarget(ManagedTarget):
         """In MLX's format where one holds the blocks' values exactly, else as float32. MemoryError where the device's
         recommended working set would be exceeded."""
         prepared = prepare(weight)
-        self._within(weight.name, prepared.nbytes)
+        self._within(weight.name)
         return prepared
 
     def set_region(self, root: mx.array, state: State, part: mx.array) -> mx.array:
@@ -77,12 +77,11 @@ class MetalTarget(ManagedTarget):
     def close(self) -> None:
         mx.clear_cache()
 
-    def _within(self, name: str, nbytes: int) -> None:
+    def _within(self, name: str) -> None:
         used, most = mx.get_active_memory(), self.device.memory
-        if most is not None and used + nbytes > most:
+        if most is not None and used > most:
             raise MemoryError(
-                f"metal: weight {name} takes {nbytes:,} bytes beside {used:,} in use; {self.device.name} recommends at "
-                f"most {most:,} in all"
+                f"metal: with weight {name} {used:,} bytes are in use; {self.device.name} recommends at most {most:,}"
             )
 
 

@@ -45,7 +45,7 @@ def test_packed_values_are_gguf_pys_bit_for_bit(dtype: str) -> None:
 
 
 def test_a_weight_of_several_pieces_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trueup.backends.metal.weights.PIECE", 512)
+    monkeypatch.setattr("trueup.backends.metal.weights.PIECE", 3 * 256)
     for dtype in FORMATS:
         w = blocks(dtype, 5, 512)
         assert np.array_equal(np.array(plain(prepare(w))), values(w))
@@ -97,6 +97,8 @@ def test_a_plan_names_the_kernel_and_why_a_type_was_expanded() -> None:
 
 def test_weights_above_the_recommended_working_set_are_refused() -> None:
     (device,) = Metal().devices()
-    small = MetalTarget(replace(device, name="Small", memory=mx.get_active_memory() + 10_000))
-    with pytest.raises(MemoryError, match=r"^metal: weight w takes 327,680 bytes .*; Small recommends at most [\d,]+"):
+    small = MetalTarget(replace(device, name="Small", memory=mx.get_active_memory() + 400_000))
+    held = small.prepare_weight(blocks("q8_0", 512, 512))  # of 327,680 bytes
+    with pytest.raises(MemoryError, match=r"^metal: with weight w [\d,]+ bytes are in use; Small recommends at most "):
         small.prepare_weight(blocks("q8_0", 512, 512))
+    assert held.nbytes == 327_680
