@@ -20,6 +20,7 @@ from .results import Failure, Options, Result, Run
 from .shrink import shrink
 from .spaces import find
 from .tasks import Task, groups
+from .whole import ELSEWHERE
 
 MINIMUM = 5
 """Cases that must have run for an op that the backend claims."""
@@ -128,8 +129,12 @@ def _work(worker: Worker, task: Task, options: Options) -> Result:
         if verdict.outcome == FAILED:
             lost += bool({"crash", "hang"} & set(verdict.failed))
             _keep(result, verdict, worker, options)
-    if task.claimed and not result.skipped and result.ran < min(MINIMUM if task.level == "ops" else 1, len(cases)):
-        result.fail("cases", f"{result.ran} of {result.cases} cases ran of an op that the backend claims")
+    least = min(MINIMUM if task.level == "ops" else 1, len(cases))
+    elsewhere = result.refusals[ELSEWHERE] == result.cases
+    if task.claimed and not result.skipped and result.ran < least and not elsewhere:
+        what = "an op that the backend claims" if task.level == "ops" else f"{task.level}/{task.name}"
+        why = "; ".join(r for r, _ in result.refusals.most_common(3))
+        result.fail("cases", f"{result.ran} of {result.cases} cases ran of {what}" + (f": {why}" if why else ""))
     return result
 
 

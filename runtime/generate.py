@@ -35,9 +35,9 @@ class Piece:
 
     `text` never ends inside a character, and may lag behind `tokens`: an unfinished character or the possible beginning of
     a stop string is held back. `tokens` is one token, or what one round of speculative decoding gave, so that a session
-    never holds a token that was not handed out. `logprobs` are natural logarithms under the plain softmax of the logits. Only the last
-    piece has a `finish_reason` ("stop": an end token or a stop string, then in `stop`; "length": max_tokens, or the context
-    is full) and `usage`.
+    never holds a token that was not handed out. `logprobs` are natural logarithms under the plain softmax of the logits.
+    Only the last piece has a `finish_reason` ("stop": an end token or a stop string, then in `stop`; "length": max_tokens,
+    or the context is full) and `usage`.
     """
 
     text: str

@@ -79,6 +79,7 @@ BAD = [
     ("appends_beyond_the_grid", "paged_append", "states", set(), "B76"),
     ("entries_beyond_the_grid", "index_scores", "written", {"values"}, "B76"),
     ("input_handed_on", "silu", "values", set(), "B84"),
+    ("room_for_one_run", "silu", "repeat", set()),
     ("no_empty_buffers", "add", "refusal", set(), "B78"),
     ("leaking_after_errors", "expert_combine", "memory", set(), "B79"),
 ]
