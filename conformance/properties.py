@@ -67,6 +67,8 @@ class Verdict:
     worst: float = 0.0
     seconds: float = 0.0
     properties: dict[str, Property] = field(default_factory=dict)
+    instead: str = ""
+    """Where not the case's own call was wrong but another that was made from it: the case whose own call that is."""
     trace: str = ""
     """Where in the backend the first exception arose, as Python prints it."""
 
@@ -312,6 +314,7 @@ class Examiner:
             name, fresh = self._wrong(other, self._other(other))
             if fresh:
                 verdict.say(name, f"with seed {other.recipe.seed}: {fresh}")
+                verdict.instead = "ops/" + text(other.recipe)
                 return
         verdict.say("replay", f"other values through the same step: {wrong}" if wrong else "")
         last = self._again("replay", step, call, verdict) if self.deterministic else None
@@ -330,6 +333,7 @@ class Examiner:
             name, alone = self._anew(lambda e: e._wrong(other, e._other(other)))
             if alone:
                 verdict.say(name, f"with {said} and seed {other.recipe.seed}: {alone}")
+                verdict.instead = "ops/" + text(other.recipe)
             else:
                 verdict.say("cache", f"a graph of {said} after this one: {wrong}")
             return

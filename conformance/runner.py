@@ -124,7 +124,7 @@ def _work(worker: Worker, task: Task, options: Options) -> Result:
         ):
             result.skipped = len(cases) - i
             break
-        verdict = worker.judge(case, 10 * options.timeout if task.level in ("model", "speculative") else None)
+        verdict = worker.judge(case)
         result.add(verdict)
         if verdict.outcome == FAILED:
             lost += bool({"crash", "hang"} & set(verdict.failed))
@@ -145,22 +145,28 @@ def _keep(result: Result, v: Verdict, worker: Worker, options: Options) -> None:
     alike = [f for f in result.failures if f.primary == primary]
     if alike or len(result.failures) >= KEPT:
         return
-    last = {"properties": properties}
+    own = not v.instead
 
     def fails(case: str) -> bool:
+        """Whether a case fails alike: by its own call, once one that does is known."""
         again = worker.judge(case)
-        if primary in again.failed:
-            last["properties"] = failing(again)
-        return primary in again.failed
+        return primary in again.failed and not (own and again.instead)
 
+    start = v.case
+    if v.instead:
+        other = worker.judge(v.instead)
+        if own := primary in other.failed and not other.instead:
+            start = v.instead
     patience = 10.0 if primary != "hang" else 3 * options.timeout
-    case = shrink(v.case, fails, seconds=patience)
-    properties = last["properties"]
-    worker.stop()  # what fails must fail alone, or the command that replays it says nothing
-    alone = next((c for c in (case, v.case) if primary in worker.judge(c).failed), "")
-    if not alone:
+    small = shrink(start, fails, seconds=patience)
+    for case in dict.fromkeys((small, start, v.case)):
+        worker.stop()  # what fails must fail alone, or the command that replays it says nothing
+        alone = worker.judge(case)
+        if primary in alone.failed:
+            properties = failing(alone)
+            break
+    else:
         properties[primary] += " (not when it runs alone: what ran before it matters)"
-    case = alone or v.case
     result.failures.append(Failure(case, v.case, properties))
 
 

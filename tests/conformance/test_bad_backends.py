@@ -28,6 +28,8 @@ BAD = [
     ("off_by_one", "take_rows", "values", set()),
     ("page_offset", "paged_append", "states", set(), "B21"),
     ("wrong_axis", "group_rms_norm", "values", set()),
+    ("never_interleaved", "rope", "values", set()),
+    ("last_place_of_the_table", "attention", "values", set()),
     ("masked_row_nan", "softmax", "values", set(), "B07"),
     ("bf16_state", "gated_delta_rule", "states", set(), "B34"),
     ("slow_drift", "gated_delta_rule", "drift", {"split", "states"}, "B34"),
