@@ -76,7 +76,13 @@ def check(
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Longest that one case may take.")
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=0.1,
+            help="Longest that one case may take; one of a whole model ten times that.",
+        ),
     ] = 30.0,
     jobs: Annotated[
         int, typer.Option("--jobs", metavar="N", min=0, help="Worker processes; 0 chooses by the kind of device.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -123,6 +124,13 @@ def target_options(backend: str, threads: int | None, activations: str | None = 
         if option not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise ValueError(f"--{option}: backend {name} has no {option} to set")
     return given
+
+
+def must_exist(*paths: str | None) -> None:
+    """FileNotFoundError, or what else the system says of it, for the first of these that can't be found."""
+    for path in paths:
+        if path is not None:
+            os.stat(path)
 
 
 def open_engine(

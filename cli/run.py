@@ -30,6 +30,7 @@ from trueup.cli.options import (
     TopK,
     TopP,
     Verify,
+    must_exist,
     open_engine,
 )
 from trueup.cli.prompt import chat_ids, read_prompt
@@ -104,6 +105,7 @@ def run(
         trueup run MODEL.gguf --chat -p "Name three rivers." --system "Be brief."
         git diff | trueup run MODEL.gguf --stop "diff --git" --json
     """
+    must_exist(model, draft_model, mtp)  # before anyone is asked for a prompt
     text, demo = read_prompt(prompt, file, demo=model is None and not chat)
     if system is not None and not chat:
         raise typer.BadParameter("--system needs --chat")

@@ -15,6 +15,10 @@ from trueup.core.op import Op
 
 from .recipe import Recipe
 from .spaces import (
+    LARGE,
+    LARGE_ATTRIBUTES,
+    LARGE_DOTS,
+    PLAIN_WEIGHTS,
     arguments,
     attribute_choices,
     axis_choices,
@@ -61,6 +65,7 @@ def explicit(op: Op, thresholds: Mapping[str, Sequence[int]], max_rows: int | No
         *_drift(op),
         *_company(op),
         *_long(op),
+        *_large(op),
         *_selections(op),
         *_choices(op),
         *_lays(op),
@@ -184,6 +189,32 @@ def _long(op: Op) -> Iterator[Recipe]:
     if op.name in LONG:
         axes, fills = LONG[op.name]
         yield default(op, axes=axes, fills=fills)
+
+
+def _large(op: Op) -> Iterator[Recipe]:
+    """One size at a time as large as models have it, and odd: what a kernel holds in a fixed room is less than that. Rows of
+    each stored type as long, a few of them and many."""
+    everything = default(op).absent
+    for table, sizes in (("axes", LARGE), ("attrs", LARGE_ATTRIBUTES)):
+        for name, (size, axes, fills) in sizes.items():
+            if name in getattr(default(op), table):
+                one = {"attrs": {name: size}} if table == "attrs" else {"axes": {name: size}}
+                for absent in (
+                    dict.fromkeys((frozenset[str](), everything)) if name in ("d", "blocks") else (frozenset(),)
+                ):
+                    r = _possible(op, axes, {"cu_seqlens": "ragged", **fills}, {}, absent)
+                    yield legal(change(r, **one))
+    for a in arguments(op):
+        if not set(a.types) > set(PLAIN_WEIGHTS):
+            continue
+        long = next(p for p in op.params if p.name == a.name).axes[-1].text
+        for t in a.types:
+            for few in (2, 67):
+                r = _possible(op, {"n": 5, "m": 5, "tokens": few, long: LARGE[long][0]}, {}, {}, frozenset())
+                yield legal(change(r.but(dots=(few,) if has_dots(op) else ()), types={a.name: t}))
+    if has_dots(op):
+        for dots in LARGE_DOTS:
+            yield default(op, absent=frozenset()).but(dots=dots)
 
 
 def _many_rows(op: Op, n: int) -> Iterator[Recipe]:

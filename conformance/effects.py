@@ -32,7 +32,7 @@ from .harness import Rig
 from .propagate import interpret, outputs
 from .properties import Verdict
 from .steps import steps_for
-from .whole import WholeGraph, fresh_states
+from .whole import ELSEWHERE, WholeGraph, fresh_states
 
 Array = NDArray[Any]
 
@@ -155,7 +155,12 @@ def examine(rig: Rig, p: Program) -> Verdict:
     want_states = fresh_states(graph, poison=False)
     want = [{k: v.copy() for k, v in outputs(graph, interpret(graph, s, want_states)).items()} for s in steps]
     for seed in (None, *range(p.seed, p.seed + ORDERS)):
-        found, states, broken = _once(rig, graph, PlanOptions(True, seed is not None, seed), steps, want, want_states)
+        with WholeGraph(rig, graph, PlanOptions(True, seed is not None, seed)) as whole:
+            if not whole.where:
+                verdict.outcome, verdict.reason = "refused", ELSEWHERE
+                break
+            verdict.where = verdict.where or whole.where
+            found, states, broken = _once(whole, steps, want, want_states)
         if seed is None:
             verdict.say("values", found)
             verdict.say("states", states)
@@ -170,15 +175,13 @@ def examine(rig: Rig, p: Program) -> Verdict:
 
 
 def _once(
-    rig: Rig, graph: Graph, options: PlanOptions, steps: list[dict[str, Array]], want: list[dict[str, Array]],
-    want_states: dict[str, Array],
-) -> tuple[Found, Found, str]:  # fmt: skip
-    with WholeGraph(rig, graph, options) as whole:
-        whole.put(fresh_states(graph, poison=False))
-        found = []
-        for i, s in enumerate(steps):
-            got = whole.run(s)
-            found += [bits(f"{k} of step {i}", got[k], w) for k, w in want[i].items()]
-        after = whole.states()
-        states = [bits(f"state {k}", after[k], w) for k, w in want_states.items()]
-        return merge(found), merge(states), whole.broken()
+    whole: WholeGraph, steps: list[dict[str, Array]], want: list[dict[str, Array]], want_states: dict[str, Array]
+) -> tuple[Found, Found, str]:
+    whole.put(fresh_states(whole.graph, poison=False))
+    found = []
+    for i, s in enumerate(steps):
+        got = whole.run(s)
+        found += [bits(f"{k} of step {i}", got[k], w) for k, w in want[i].items()]
+    after = whole.states()
+    states = [bits(f"state {k}", after[k], w) for k, w in want_states.items()]
+    return merge(found), merge(states), whole.broken()

@@ -33,7 +33,7 @@ from .harness import Rig
 from .propagate import allowed, interpret
 from .properties import MEASURED, Verdict
 from .steps import steps_for
-from .whole import WholeGraph, fresh_states
+from .whole import ELSEWHERE, WholeGraph, fresh_states
 
 Array = NDArray[Any]
 
@@ -110,13 +110,12 @@ def _block(rig: Rig, graph: Graph, seed: int, a: float, verdict: Verdict) -> Non
             continue
         options = PlanOptions(allow_fallback=True, fusion=fusion)
         with WholeGraph(rig, graph, options) as whole:
-            verdict.where = verdict.where or _where(whole)
+            verdict.where = verdict.where or whole.where
+            if not whole.where:
+                continue
             _steps(rig, whole, graph, steps, expected, verdict, "fused" if fusion else "")
-
-
-def _where(whole: WholeGraph) -> str:
-    fell = {n.op.name for n, _ in whole.plan.fallbacks}
-    return "device" + (f", {', '.join(sorted(fell))} on the reference" if fell else "")
+    if not verdict.where:
+        verdict.outcome, verdict.reason = "refused", ELSEWHERE
 
 
 def _steps(

@@ -10,7 +10,7 @@ from trueup.core.errors import Refused
 from .errors import KitError
 from .harness import Blamed, Rig, Spec, open_target
 from .names import LEVELS
-from .properties import Examiner, Verdict
+from .properties import LIMIT, Examiner, Verdict
 
 
 def check_level(name: str) -> None:
@@ -41,7 +41,7 @@ class Bench:
             verdict.raised("raised", str(e), e.error)
             return verdict
         except (Refused, MemoryError) as e:
-            return Verdict(case, "limit", reason=f"{type(e).__name__}: {e}")
+            return Verdict(case, LIMIT, reason=f"{type(e).__name__}: {e}")
 
     def _run(self, level: str, rest: str) -> Verdict:
         if level == "ops":

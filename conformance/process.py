@@ -22,6 +22,9 @@ from .properties import FAILED, Property, Verdict
 START = 60.0
 """Seconds that opening a backend may take."""
 
+WHOLE = 10
+"""Times as long as another case one of a whole model may take, wherever it is judged."""
+
 
 class Died(RuntimeError):
     """The worker is gone; says how. `hung`: it was ended because it did not answer."""
@@ -35,7 +38,7 @@ class Worker:
     """One worker process and its pipes. A context manager: leaving it ends the process."""
 
     def __init__(self, spec: Spec, timeout: float) -> None:
-        """`timeout`: seconds that a case may take."""
+        """`timeout`: seconds that a case may take; one of a whole model `WHOLE` times that."""
         self.spec, self.timeout = spec, timeout
         self.process: subprocess.Popen[bytes] | None = None
         self.about: dict[str, Any] = {}
@@ -100,11 +103,13 @@ class Worker:
         except BrokenPipeError:
             raise self._died() from None
 
-    def judge(self, case: str, timeout: float | None = None) -> Verdict:
+    def judge(self, case: str) -> Verdict:
         """The verdict on a case. A crash and a hang are verdicts too; an error of the kit itself is raised."""
         start = time.monotonic()
         try:
-            answer = self.ask({"case": case}, timeout)
+            answer = self.ask(
+                {"case": case}, self.timeout * (WHOLE if case.startswith(("model/", "speculative/")) else 1)
+            )
         except Died as e:
             name = "hang" if e.hung else "crash"
             return Verdict(case, FAILED, seconds=time.monotonic() - start, properties={name: Property(FAILED, str(e))})

@@ -42,6 +42,7 @@ from .recipe import Recipe
 from .spaces import text
 
 FAILED, PASSED, NOT_HERE = "failed", "passed", "n/a"
+LIMIT = "limit"
 MEASURED = "measured"
 """Not claimed by the backend, so it can't fail; what was found is shown."""
 
@@ -66,6 +67,8 @@ class Verdict:
     worst: float = 0.0
     seconds: float = 0.0
     properties: dict[str, Property] = field(default_factory=dict)
+    instead: str = ""
+    """Where not the case's own call was wrong but another that was made from it: the case whose own call that is."""
     trace: str = ""
     """Where in the backend the first exception arose, as Python prints it."""
 
@@ -82,6 +85,11 @@ class Verdict:
             self.properties[name] = Property(FAILED if wrong else PASSED, wrong or detail)
         if wrong:
             self.outcome = FAILED
+
+    def limit(self, reason: str) -> None:
+        """A typed error at run time, or a no: nothing of it is judged, but what was found before it stays."""
+        if self.outcome != FAILED:
+            self.outcome, self.reason = LIMIT, reason
 
     def note(self, name: str, status: str, detail: str = "") -> None:
         self.properties.setdefault(name, Property(status, detail))
@@ -181,7 +189,7 @@ class Examiner:
                 verdict.say("refusal", f"supports said yes, the plan no: {e}")
             return
         except MemoryError as e:
-            verdict.outcome, verdict.reason = "limit", _text(e)
+            verdict.limit(_text(e))
             return
         except Blamed as e:
             verdict.raised("refusal", f"supports said yes, compiling raised {e}", e.error)
@@ -197,7 +205,7 @@ class Examiner:
         try:
             run()
         except (MemoryError, Refused) as e:
-            verdict.outcome, verdict.reason = "limit", _text(e)
+            verdict.limit(_text(e))
         except Blamed as e:
             verdict.raised("refusal", f"supports said yes, the run raised {e}", e.error)
 
@@ -255,8 +263,19 @@ class Examiner:
                 parts.append(Found(np.inf, f"state {p.name}, which is only read, was changed"))
         return found, merge(parts), ties
 
+    def _again(self, name: str, step: Step, call: Call, verdict: Verdict, poison: int = 0xFF) -> Outcome | None:
+        """One more run of a step that ran: there is room for it, and it is supported."""
+        try:
+            return step.run(call, poison)
+        except (MemoryError, Refused) as e:
+            verdict.say(name, f"the step ran, and raised when it was run again: {_text(e)}")
+            return None
+
     def _repeat(self, step: Step, call: Call, first: Outcome, verdict: Verdict) -> None:
-        difference = _differ(first, step.run(call))
+        second = self._again("repeat", step, call, verdict)
+        if second is None:
+            return
+        difference = _differ(first, second)
         self._claim("repeat", self.deterministic, difference and f"two runs differ: {difference}", verdict)
 
     def _claim(self, name: str, claimed: bool, wrong: str, verdict: Verdict) -> None:
@@ -271,7 +290,9 @@ class Examiner:
         if not step.applies["written"]:
             verdict.note("written", NOT_HERE, "results are new arrays")
             return
-        second = step.run(call, poison=0x5A)
+        second = self._again("repeat", step, call, verdict, poison=0x5A)
+        if second is None:
+            return
         difference = _differ(first, second)
         if difference and verdict.properties["repeat"].status != PASSED:
             return
@@ -285,15 +306,20 @@ class Examiner:
         for p in call.op.params:
             if p.dtype == "weight":
                 other.args[p.name] = call.args[p.name]
-        _, wrong = self._wrong(other, step.run(other))
+        got = self._again("replay", step, other, verdict)
+        if got is None:
+            return
+        _, wrong = self._wrong(other, got)
         if wrong:
             name, fresh = self._wrong(other, self._other(other))
             if fresh:
                 verdict.say(name, f"with seed {other.recipe.seed}: {fresh}")
+                verdict.instead = "ops/" + text(other.recipe)
                 return
         verdict.say("replay", f"other values through the same step: {wrong}" if wrong else "")
-        if self.deterministic:
-            difference = _differ(first, step.run(call))
+        last = self._again("replay", step, call, verdict) if self.deterministic else None
+        if last is not None:
+            difference = _differ(first, last)
             verdict.say("replay", difference and f"the first values again give other bits: {difference}")
 
     def _sibling(self, call: Call, verdict: Verdict) -> None:
@@ -307,6 +333,7 @@ class Examiner:
             name, alone = self._anew(lambda e: e._wrong(other, e._other(other)))
             if alone:
                 verdict.say(name, f"with {said} and seed {other.recipe.seed}: {alone}")
+                verdict.instead = "ops/" + text(other.recipe)
             else:
                 verdict.say("cache", f"a graph of {said} after this one: {wrong}")
             return
@@ -425,7 +452,7 @@ class Examiner:
     def _fault(self, call: Call, verdict: Verdict) -> None:
         """An error, or, where values lie on the device, any result: but no canary broken, and the next call is right."""
         right = self._faultless(call)
-        if right.outcome == "refused":  # of an op that the backend does not run a wrong call says nothing
+        if right.outcome in ("refused", LIMIT):  # of an op that the backend does not run a wrong call says nothing
             verdict.outcome, verdict.reason, verdict.properties = right.outcome, right.reason, right.properties
             return
         if wrong := _what_failed(right):

@@ -68,7 +68,8 @@ class Result:
 
     @property
     def ran(self) -> int:
-        return self.outcomes["passed"] + self.outcomes["failed"] + self.outcomes["limit"]
+        """Cases that were judged: not those that were refused, nor those that ended in a typed error."""
+        return self.outcomes["passed"] + self.outcomes["failed"]
 
     @property
     def status(self) -> str:

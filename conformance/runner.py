@@ -20,6 +20,7 @@ from .results import Failure, Options, Result, Run
 from .shrink import shrink
 from .spaces import find
 from .tasks import Task, groups
+from .whole import ELSEWHERE
 
 MINIMUM = 5
 """Cases that must have run for an op that the backend claims."""
@@ -123,13 +124,17 @@ def _work(worker: Worker, task: Task, options: Options) -> Result:
         ):
             result.skipped = len(cases) - i
             break
-        verdict = worker.judge(case, 10 * options.timeout if task.level in ("model", "speculative") else None)
+        verdict = worker.judge(case)
         result.add(verdict)
         if verdict.outcome == FAILED:
             lost += bool({"crash", "hang"} & set(verdict.failed))
             _keep(result, verdict, worker, options)
-    if task.claimed and not result.skipped and result.ran < min(MINIMUM if task.level == "ops" else 1, len(cases)):
-        result.fail("cases", f"{result.ran} of {result.cases} cases ran of an op that the backend claims")
+    least = min(MINIMUM if task.level == "ops" else 1, len(cases))
+    elsewhere = result.refusals[ELSEWHERE] == result.cases
+    if task.claimed and not result.skipped and result.ran < least and not elsewhere:
+        what = "an op that the backend claims" if task.level == "ops" else f"{task.level}/{task.name}"
+        why = "; ".join(r for r, _ in result.refusals.most_common(3))
+        result.fail("cases", f"{result.ran} of {result.cases} cases ran of {what}" + (f": {why}" if why else ""))
     return result
 
 
@@ -140,22 +145,28 @@ def _keep(result: Result, v: Verdict, worker: Worker, options: Options) -> None:
     alike = [f for f in result.failures if f.primary == primary]
     if alike or len(result.failures) >= KEPT:
         return
-    last = {"properties": properties}
+    own = not v.instead
 
     def fails(case: str) -> bool:
+        """Whether a case fails alike: by its own call, once one that does is known."""
         again = worker.judge(case)
-        if primary in again.failed:
-            last["properties"] = failing(again)
-        return primary in again.failed
+        return primary in again.failed and not (own and again.instead)
 
+    start = v.case
+    if v.instead:
+        other = worker.judge(v.instead)
+        if own := primary in other.failed and not other.instead:
+            start = v.instead
     patience = 10.0 if primary != "hang" else 3 * options.timeout
-    case = shrink(v.case, fails, seconds=patience)
-    properties = last["properties"]
-    worker.stop()  # what fails must fail alone, or the command that replays it says nothing
-    alone = next((c for c in (case, v.case) if primary in worker.judge(c).failed), "")
-    if not alone:
+    small = shrink(start, fails, seconds=patience)
+    for case in dict.fromkeys((small, start, v.case)):
+        worker.stop()  # what fails must fail alone, or the command that replays it says nothing
+        alone = worker.judge(case)
+        if primary in alone.failed:
+            properties = failing(alone)
+            break
+    else:
         properties[primary] += " (not when it runs alone: what ran before it matters)"
-    case = alone or v.case
     result.failures.append(Failure(case, v.case, properties))
 
 

@@ -52,6 +52,27 @@ ATTRIBUTES: dict[str, Choices] = {
 """Attributes by name."""
 
 
+FULL = {"past": "full"}
+LARGE: dict[str, tuple[int, dict[str, int], dict[str, str]]] = {
+    "rows": (131, {}, {}), "tokens": (131, {"seqs": 3}, {}), "outs": (131, {}, {}), "seqs": (131, {"tokens": 300}, {}),
+    "n": (4099, {}, {}), "m": (4099, {}, {}), "d": (259, {}, {}), "dk": (259, {}, {}), "dv": (259, {}, {}),
+    "channels": (4099, {}, {}), "taps": (67, {"tokens": 131}, {}), "vocab": (4099, {}, {"ids": "ends"}),
+    "heads": (129, {}, {}), "kv": (129, {}, {}), "group": (129, {}, {}), "kheads": (65, {}, {}), "rep": (65, {}, {}),
+    "groups": (129, {}, {}), "streams": (17, {}, {}), "half": (259, {}, {}), "components": (5, {}, {}), "per": (131, {}, {}),
+    "slot": (4097, {}, {}), "pages": (1027, {}, {}), "blocks": (1027, {}, FULL), "entries": (259, {}, FULL),
+    "picks": (2051, {"blocks": 130, "entries": 17}, FULL | {"selected": "all"}),
+    "e": (513, {"tokens": 67}, {}), "k": (131, {"e": 137}, {}), "candidates": (40_099, {}, {}),
+}  # fmt: skip
+"""Of each axis a size as models have them, and odd; with the other sizes and fillings without which it shows nothing."""
+LARGE_ATTRIBUTES: dict[str, tuple[int, dict[str, int], dict[str, str]]] = {
+    "window": (129, {"blocks": 80}, FULL), "block": (67, {"blocks": 80}, FULL), "every": (67, {}, FULL),
+    "chunk": (67, {"tokens": 200}, {}), "by": (131, {"tokens": 300}, {}), "dilation": (67, {"tokens": 300}, {}),
+    "streams": (17, {}, {}), "heads": (129, {}, {}), "start": (131, {}, {}), "size": (4099, {}, {}),
+}  # fmt: skip
+"""The same of attributes that are sizes."""
+LARGE_DOTS = ((4099,), (131, 67))
+
+
 @dataclass(frozen=True)
 class Space:
     """What of an op's space differs from the tables above."""

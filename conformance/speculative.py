@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.core.errors import Refused
 from trueup.core.state import Capacity
 
 from .compare import Found, merge
@@ -167,7 +168,7 @@ def replay(rig: Rig, text: Text) -> tuple[str, Found]:
 def head(rig: Rig, text: Text) -> tuple[str, Found]:
     """The draft head after each row of the text: its first proposal an argmax of the reference's head, within the bound."""
     if not text.model.architecture.has_draft_head:
-        return "", Found(0.0)
+        raise Refused("the model has no draft head")
     want, bound = head_of(text.model.file.path, len(text.ids), tuple(text.ids.tolist()), text.a)
     found = []
     with engine(rig, text, draft_head=True, snapshots=2) as e, e.session() as s:
@@ -207,7 +208,7 @@ def sampled(rig: Rig, text: Text) -> tuple[str, Found]:
     from trueup.runtime.sampling import Sampler
 
     if not rig.target.capabilities.batch_invariant:
-        return "", Found(0.0)
+        raise Refused("the backend does not claim to be batch-invariant, so rounds may write another text")
     settings, prompt, count = Sampler(0.9, top_p=0.95, seed=7), text.ids[:4].tolist(), len(text.ids) - 4
     with engine(rig, text, snapshots=max(DEPTHS) + 1) as e:
         plain = [

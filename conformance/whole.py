@@ -30,6 +30,10 @@ def fresh_states(graph: Graph, *, poison: bool = True) -> dict[str, Array]:
     return out
 
 
+ELSEWHERE = "the backend runs no node of it"
+"""Why a graph that the reference alone runs says nothing of the backend."""
+
+
 class WholeGraph:
     """A graph compiled on a rig. A context manager: leaving it gives everything back."""
 
@@ -66,6 +70,14 @@ class WholeGraph:
     def put(self, states: Mapping[str, Array]) -> None:
         for name, array in states.items():
             self.memories[name].upload(self.handles[name], array)
+
+    @property
+    def where(self) -> str:
+        """Where its nodes run, for a verdict: "device", and which ops on the reference; "" where the reference runs all."""
+        fell = {n.op.name for n, _ in self.plan.fallbacks}
+        if not any(p.where in ("device", "reference body") for p in self.plan.placements.values()):
+            return ""
+        return "device" + (f", {', '.join(sorted(fell))} on the reference" if fell else "")
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """One step; its outputs."""

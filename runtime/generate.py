@@ -34,9 +34,10 @@ class Piece:
     """A part of the output.
 
     `text` never ends inside a character, and may lag behind `tokens`: an unfinished character or the possible beginning of
-    a stop string is held back. `logprobs` are natural logarithms under the plain softmax of the logits. Only the last
-    piece has a `finish_reason` ("stop": an end token or a stop string, then in `stop`; "length": max_tokens, or the context
-    is full) and `usage`.
+    a stop string is held back. `tokens` is one token, or what one round of speculative decoding gave, so that a session
+    never holds a token that was not handed out. `logprobs` are natural logarithms under the plain softmax of the logits.
+    Only the last piece has a `finish_reason` ("stop": an end token or a stop string, then in `stop`; "length": max_tokens,
+    or the context is full) and `usage`.
     """
 
     text: str
@@ -99,7 +100,8 @@ def generate(
         ) as e:  # a token that the tokenizer lacks, say: what is before it stands, as in plain decoding
             error = e
         turns.settle(min(fed, turn.accepted))
-        yield from pieces
+        if pieces:  # as one, since the session holds all of them but the last: who drops the iterator has seen them
+            yield _joined(pieces)
         if error is not None:
             raise error
         if reason is not None:
@@ -115,6 +117,15 @@ def generate(
     elif reason == "length":
         reason = "stop"
     yield Piece(tail, finish_reason=reason, stop=stops.stopped, usage=Usage(len(prompt), chosen))
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    """The tokens of a turn as one piece."""
+    return Piece(
+        "".join(p.text for p in pieces),
+        tuple(t for p in pieces for t in p.tokens),
+        tuple(x for p in pieces for x in p.logprobs),
+    )
 
 
 class _Turns:

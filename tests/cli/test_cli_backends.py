@@ -216,6 +216,9 @@ def test_a_plugin_is_left_out_for_a_run(trueup: Run, card: Callable[..., None], 
     assert "is blocked: by its name (-p no:card)" in trueup("-p", "no:card", "run", "--backend", "card").refused()
     names = {b["name"] for b in json.loads(trueup("-p", "no:card", "backends", "--json").out)}
     assert "cpu" in names and "card" not in names
+    listed = trueup("-p", "no:card", "backends")
+    assert listed.err == "trueup: plugins that did not load: sad; see trueup plugins\n"
+    assert trueup("-p", "no:card", "-p", "no:sad", "backends").err == "", "nobody is told what he asked for"
     assert "TRUEUP_PLUGINS_BLOCKED" not in os.environ
     again = {p["name"]: p["status"] for p in json.loads(trueup("plugins", "--json").out)}
     assert (again["card"], again["cpu"], again["sad"]) == ("ok", "ok", "broken")

@@ -300,6 +300,10 @@ def test_no_plugin_is_imported_for_what_is_built_in(trueup: Run, plugin: Callabl
         (["{garbage}", "-p", "x"], "not a GGUF file"),
         (["{folder}", "-p", "x"], "folder holds no .gguf file"),
         (["-f", "missing.txt"], "missing.txt: No such file or directory"),
+        (["missing.gguf"], "missing.gguf: No such file or directory"),
+        (["missing.gguf", "--chat"], "missing.gguf: No such file or directory"),
+        (["--chat", "--draft", "2", "--draft-model", "less.gguf"], "less.gguf: No such file or directory"),
+        (["--chat", "--draft", "2", "--mtp", "head.gguf"], "head.gguf: No such file or directory"),
         (["-f", "{folder}"], "Is a directory"),
         (["-f", "{garbage}"], "not UTF-8 text, at byte 1"),
         (["--backend", "abacus", "-p", "x"], "there is no backend 'abacus'; known are cpu, "),
@@ -332,14 +336,18 @@ def test_what_is_wrong_is_one_line_and_exit_code_1(trueup: Run, tmp_path: Path, 
         (["--temp", "warm"], "Invalid value for '--temp'"),
         (["-n", "-1"], "Invalid value for '--max-tokens' / '-n'"),
         (["-p", "x", "-f", "y"], "give --prompt or --file, not both"),
-        (["model.gguf"], "there is no prompt"),
+        (["{model}"], "there is no prompt"),
         (["--chat"], "there is no prompt"),
         (["-p", "x", "--system", "y"], "--system needs --chat"),
         (["a.gguf", "b.gguf"], "unexpected extra argument"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_exit_code_2(trueup: Run, args: list[str], said: str) -> None:
-    line = trueup("run", *args).refused(2)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+    trueup: Run, tmp_path: Path, args: list[str], said: str
+) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    line = trueup("run", *(a.format(model=model) for a in args)).refused(2)
     assert said in line
     assert "(see trueup run --help)" in line
 

@@ -108,6 +108,46 @@ def test_nothing_of_nothing_is_no_pass(spec: Callable[[str], Spec]) -> None:
     assert "0 of" in done.results[0].failures[0].properties["cases"]
 
 
+@pytest.mark.parametrize(("backend", "op"), [("never_room", "silu"), ("not_now", "take_rows")])
+def test_errors_of_the_right_type_alone_are_no_pass(spec: Callable[[str], Spec], backend: str, op: str) -> None:
+    """A yes may end in a typed error, but what never computed anything was not judged."""
+    (r,) = run(Options(spec(backend), levels=("ops",), ops=(op,), examples=0)).results
+    assert r.ran == 0 and r.status == "failed" and r.failed == ["cases"]
+    detail = r.failures[0].properties["cases"]
+    assert f"0 of {r.cases} cases" in detail and ("no room" in detail or "not now" in detail)
+
+
+def test_a_typed_error_hides_nothing(spec: Callable[[str], Spec]) -> None:
+    """What was found before it is told, with the command that replays it."""
+    (r,) = run(Options(spec("wrong_and_then_no_room"), levels=("ops",), ops=("softmax",), examples=0)).results
+    assert r.outcomes["failed"] and "values" in r.failed
+    assert any("values" in f.properties and f.case for f in r.failures)
+
+
+@pytest.mark.parametrize(
+    ("levels", "name"), [(("effects",), "mix"), (("graph",), "ngrams"), (("graph",), "dense")], ids=str
+)
+def test_a_graph_that_the_reference_alone_runs_is_no_pass(
+    spec: Callable[[str], Spec], levels: tuple[str, ...], name: str
+) -> None:
+    """Nothing of the backend was judged by it."""
+    done = run(Options(spec("only_top_k"), levels=levels, examples=20))
+    r = next(r for r in done.results if r.name == name)
+    assert r.ran == 0 and r.status != "passed" and not r.where
+    assert dict(r.refusals) == {"the backend runs no node of it": r.cases}
+
+
+def test_a_scenario_that_is_left_out_is_no_pass(spec: Callable[[str], Spec]) -> None:
+    v = Bench(spec("undeclared")).run("speculative/sampled?tokens=8&seed=0")
+    assert v.outcome == "refused" and "does not claim to be batch-invariant" in v.reason
+
+
+def test_where_effects_ran_is_said(spec: Callable[[str], Spec]) -> None:
+    for name, where in (("numpy_addressed", "device"), ("only_linear", "")):
+        (r,) = run(Options(spec(name), levels=("effects",), examples=20)).results
+        assert list(r.where) == [where] * bool(where)
+
+
 @pytest.mark.parametrize(
     ("backend", "scenario"), [("numpy_managed", "restore"), ("bf16_state", "chunks"), ("dropped_sink", "logits")]
 )

@@ -13,7 +13,18 @@ from trueup.conformance.build import build
 from trueup.conformance.cases import GRID, ROW_AXES, drawn, explicit, recipes
 from trueup.conformance.errors import KitError
 from trueup.conformance.shrink import shrink, simpler_cases
-from trueup.conformance.spaces import arguments, axis_choices, axis_names, default, find, read, space, text
+from trueup.conformance.spaces import (
+    LARGE,
+    LARGE_ATTRIBUTES,
+    arguments,
+    axis_choices,
+    axis_names,
+    default,
+    find,
+    read,
+    space,
+    text,
+)
 from trueup.conformance.weights import BLOCKS, weight
 from trueup.core.op import OPS
 
@@ -58,6 +69,16 @@ def test_rows_around_the_largest_grid(name: str) -> None:
         return {max((0, *r.dots, *(n for a, n in r.axes.items() if a in ROW_AXES))) for r in found}
 
     assert set(GRID) <= rows(None) and GRID[2] not in rows(65_536)
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_every_size_is_met_as_large_as_models_have_it(name: str) -> None:
+    op, found = find(name), explicit(find(name), {})
+    for table, sizes in (("axes", LARGE), ("attrs", LARGE_ATTRIBUTES)):
+        for k in sizes.keys() & getattr(default(op), table):
+            assert max(getattr(r, table)[k] for r in found) >= sizes[k][0], k
+    plain = {k for k, v in default(op).attrs.items() if type(v) is int} - {"eos", "k"}
+    assert set(axis_names(op)) <= LARGE.keys() and plain <= LARGE_ATTRIBUTES.keys(), "an axis that models have, too"
 
 
 def test_both_sides_of_every_declared_threshold() -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,9 +15,12 @@ import pytest
 from trueup.cli.check import _show_run
 from trueup.conformance.errors import KitError
 from trueup.conformance.harness import Spec
+from trueup.conformance.process import Worker
+from trueup.conformance.properties import Property, Verdict
 from trueup.conformance.report import SCHEMA, as_data, write
 from trueup.conformance.results import Options, Run
-from trueup.conformance.runner import run
+from trueup.conformance.runner import _work, replay, run
+from trueup.conformance.tasks import Task
 from trueup.conformance.xfails import Expected
 
 
@@ -115,3 +119,36 @@ def test_a_failure_replays_by_its_line(spec: Callable[[str], Spec], done: Run) -
     (failure,) = (f for r in done.results for f in r.failures)
     assert replay(spec("wrong_tie"), failure.case, 20).failed == ["ties"]
     assert replay(spec("numpy_addressed"), failure.case, 20).outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("backend", "op", "said"),
+    [("never_interleaved", "rope", "attr.interleaved=True"), ("last_place_of_the_table", "attention", "")],
+)
+def test_a_line_holds_the_values_that_are_told(spec: Callable[[str], Spec], backend: str, op: str, said: str) -> None:
+    """Also where another call than the case's own, of other values or attributes, was the first to be wrong."""
+    (r,) = run(Options(spec(backend), levels=("ops",), ops=(op,), examples=0)).results
+    assert r.failures
+    for f in r.failures:
+        assert said in f.case and not any(" with " in f" {d}" or "seed" in d for d in f.properties.values()), f
+        again = replay(spec(backend), f.case, 20)
+        assert {n: again.properties[n].detail for n in again.failed} == f.properties
+
+
+def test_a_case_has_as_much_time_alone_as_in_its_run(
+    spec: Callable[[str], Spec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case of a whole model takes long; its replay must not be a hang where the run found something else."""
+    limits: list[float | None] = []
+
+    def ask(self: Worker, request: Any, timeout: float | None = None) -> dict[str, Any]:
+        limits.append(timeout)
+        return {"verdict": Verdict(request["case"], "failed", properties={"logits": Property("failed", "off")}).json()}
+
+    monkeypatch.setattr(Worker, "start", lambda self: None)
+    monkeypatch.setattr(Worker, "ask", ask)
+    case = "model/logits?tokens=24&seed=0"
+    assert replay(spec("numpy_addressed"), case, 3).failed == ["logits"]
+    worker, options = Worker(spec("numpy_addressed"), 3), Options(spec("numpy_addressed"), timeout=3)
+    result = _work(worker, Task("model", "logits", [case], [], False), options)
+    assert [f.case for f in result.failures] == [case] and set(limits) == {30}

@@ -296,3 +296,22 @@ def test_a_device_whose_results_depend_on_the_batch_makes_progress(
     Shaped(engine, monkeypatch)
     got = [t for p in engine.generate(PROMPT, max_tokens=20, ignore_eos=True) for t in p.tokens]
     assert len(got) == 20 and s.tally.rounds <= 20
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_dropped_iterator_leaves_no_more_than_it_handed_out(engine: Engine, way: str) -> None:
+    """Dropped inside a block that was accepted, too: the session holds what plain decoding would have left there."""
+    want = plain(engine, PROMPT, 12)
+    speculator(engine, Stub({0: PROMPT + want}, lambda call: (3, 1, 0, 2)[call % 4]), 3, way)
+    ends = set()
+    for taken in range(1, 13):
+        with engine.session() as s:
+            pieces, got = engine.generate(PROMPT, max_tokens=30, ignore_eos=True, session=s), []
+            for _ in range(taken):
+                got += next(pieces).tokens
+            pieces.close()  # type: ignore[attr-defined]
+            assert s.tokens == [*PROMPT, *got[:-1]] and len(s) == len(s.tokens)
+            assert got[:12] == want[: len(got)]
+            ends.add(len(got))
+            assert int(s.feed(got[-1:]).argmax()) == plain(engine, PROMPT, len(got) + 1)[-1]
+    assert max(ends) > 12, "blocks of several tokens were met"

@@ -8,7 +8,17 @@ from __future__ import annotations
 from trueup.core.backend import Backend
 from trueup.core.plugins import hookimpl
 
-from . import claims, deep, honest, kernels, memory, processes, reported, schedules  # noqa: F401  # each registers its backends
+from . import (  # noqa: F401  # each registers its backends
+    claims,
+    deep,
+    honest,
+    kernels,
+    large,
+    memory,
+    processes,
+    reported,
+    schedules,
+)
 from .make import MADE
 
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from trueup.core.backend import AddressedTarget, KernelTable
 from trueup.core.backend.contract import YES, Support
+from trueup.core.errors import Refused
 from trueup.core.op import OPS
-from trueup.core.ops import embed, expert_combine, linear
+from trueup.core.ops import embed, expert_combine, linear, silu, softmax, take_rows, top_k
 
 from .make import HONEST, backend, bodies, wrong
 
@@ -31,6 +32,10 @@ def lying_quietly(ctx: Any, table: Any, ids: Any) -> None:
 only_linear = KernelTable()
 only_linear.body(linear)
 backend("only_linear", only_linear, doc="Honest: one op, refuses the others with a reason.")
+
+only_top_k = KernelTable()
+only_top_k.body(top_k)
+backend("only_top_k", only_top_k, doc="Honest: one op, which most graphs have not.")
 
 
 class Silent(AddressedTarget):
@@ -68,3 +73,33 @@ def broken_after_errors(ctx: Any, h: Any, experts: Any, mix: Any, weight: Any) -
         raise ValueError("an expert that is none")
     out = expert_combine.body(h, experts, mix, weight)
     ctx.out[...] = out * 0 if getattr(broken_after_errors, "broken", False) else out
+
+
+@wrong(silu)
+def never_room(ctx: Any, x: Any, *, scale: float) -> None:
+    """Says yes, and has no room for any call: a typed error each time, and nothing computed."""
+    raise MemoryError("no room")
+
+
+@wrong(take_rows)
+def not_now(ctx: Any, x: Any, at: Any) -> None:
+    """Says yes, and refuses each call when it runs; the wrong ones, too."""
+    raise Refused("not now")
+
+
+@wrong(silu)
+def room_for_one_run(ctx: Any, x: Any, *, scale: float) -> None:
+    """Each second run of a step finds no room: what it needs is not given back."""
+    room_for_one_run.runs = getattr(room_for_one_run, "runs", 0) + 1
+    if room_for_one_run.runs % 2 == 0:
+        raise MemoryError("no room")
+    ctx.out[...] = silu.body(x, scale=scale)
+
+
+@wrong(softmax)
+def wrong_and_then_no_room(ctx: Any, x: Any) -> None:
+    """Wrong values, and then an error that may be one: it must not hide them."""
+    wrong_and_then_no_room.runs = getattr(wrong_and_then_no_room, "runs", 0) + 1
+    if wrong_and_then_no_room.runs % 2 == 0:
+        raise MemoryError("no room")
+    ctx.out[...] = softmax.body(x) * np.float32(1.5)

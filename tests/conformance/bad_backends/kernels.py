@@ -8,6 +8,7 @@ import numpy as np
 
 from trueup.core.ops import (
     argmax,
+    attention,
     expert_linear,
     gated_delta_rule,
     group_rms_norm,
@@ -15,6 +16,7 @@ from trueup.core.ops import (
     linear,
     merge_attention,
     paged_append,
+    rope,
     softmax,
     take_rows,
     top_k,
@@ -93,6 +95,23 @@ def wrong_axis(ctx: Any, x: Any, weight: Any, *, eps: float) -> None:
     """The weight is folded as [n, groups]."""
     w = np.asarray(weight).reshape(x.shape[2], x.shape[1]).T.reshape(-1)
     ctx.out[...] = group_rms_norm.body(x, w, eps=eps)
+
+
+@wrong(rope)
+def never_interleaved(ctx: Any, *args: Any, interleaved: bool, **attrs: Any) -> None:
+    """Pairs lie in halves, whatever the attribute says."""
+    ctx.out[...] = rope.body(*args, interleaved=False, **attrs)
+
+
+@wrong(attention)
+def last_place_of_the_table(
+    ctx: Any, q: Any, k: Any, v: Any, cu: Any, past: Any, table: Any, *more: Any, **a: Any
+) -> None:
+    """A row that sees the last place of its pages gives zeros: which rows do follows from the seed."""
+    ctx.outs[0][...], ctx.outs[1][...] = attention.body(q, k, v, cu, past, table, *more, **a)
+    for s in range(len(cu) - 1):
+        if cu[s] < cu[s + 1] and past[s] + cu[s + 1] - cu[s] == table.shape[1] * k.shape[1] * a["every"]:
+            ctx.outs[0][cu[s + 1] - 1] = 0
 
 
 @wrong(softmax)
