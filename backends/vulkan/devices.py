@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from trueup.core.backend import Device
@@ -15,6 +16,9 @@ FEATURES_12 = ("bufferDeviceAddress", "shaderInt8", "storageBuffer8BitAccess", "
 """Features that every kernel stands on, by the version of Vulkan that has them."""
 EXTENSIONS = ("VK_KHR_maintenance4",)
 """Extensions likewise, of devices older than Vulkan 1.3, of which they are part."""
+
+LAVAPIPE, LAVAPIPE_FROM = 13, 25
+"""The driver's number, and the release of Mesa from which it is known to run the kernels: 22.3 crashes in them."""
 
 KINDS = {1: "gpu", 2: "gpu", 3: "gpu", 4: "cpu"}
 Found = tuple[Device, Any]
@@ -58,6 +62,11 @@ def describe(handle: Any) -> tuple[Device, list[str]]:
         handle, api.structure("VkPhysicalDeviceProperties2", {"pNext": pci if on_bus else driver})
     )
     missing = _missing(handle, extensions, version)
+    mesa = re.match(r"Mesa (\d+)", ffi.string(driver.driverInfo).decode())
+    if driver.driverID == LAVAPIPE and mesa and int(mesa[1]) < LAVAPIPE_FROM:
+        missing.append(
+            f"Mesa {LAVAPIPE_FROM} or newer (it has {mesa[1]}, whose idle threads follow addresses that are none)"
+        )
     heaps, unified = _heaps(handle)
     device = Device(
         name=name,
