@@ -58,9 +58,9 @@ def _session() -> Any:
 
 
 def version() -> str:
-    """The compiler's."""
+    """The compiler's, and that of what is done to its code; kept images are known by it."""
     text: bytes = slang().spGetBuildTagString()
-    return text.decode()
+    return f"{text.decode()} as_written {AS_WRITTEN}"
 
 
 def compile_text(source: str, name: str, entries: Sequence[str], options: Sequence[str]) -> bytes:
@@ -87,21 +87,25 @@ def compile_text(source: str, name: str, entries: Sequence[str], options: Sequen
             library.spDestroyCompileRequest(request)
 
 
-SUMS_AND_PRODUCTS, DECORATE, NO_CONTRACTION = {129, 131, 133}, 71, 42  # OpFAdd, OpFSub, OpFMul; OpDecorate
+AS_WRITTEN = 2
+"""Counts the changes of `as_written`."""
+SUMS_AND_PRODUCTS = {129, 131, 133}  # OpFAdd, OpFSub, OpFMul
+SOURCE, DECORATE, NO_CONTRACTION = 3, 71, 42
 
 
 def as_written(image: bytes) -> bytes:
     """SPIR-V with every sum and product marked NoContraction, so that a driver neither fuses nor regroups them (Slang drops
-    `precise`)."""
+    `precise`), and without its OpSource, whose language older validation layers do not know."""
     words = np.frombuffer(image, "<u4")
-    at, first, marks = 5, None, []
+    parts, marks, place, at = [words[:5]], [], 0, 5
     while at < len(words):
         opcode, length = int(words[at]) & 0xFFFF, int(words[at]) >> 16
-        if opcode == DECORATE and first is None:
-            first = at
+        if opcode == DECORATE and not place:
+            place = len(parts)
         if opcode in SUMS_AND_PRODUCTS:
             marks += [3 << 16 | DECORATE, int(words[at + 2]), NO_CONTRACTION]
+        if opcode != SOURCE:
+            parts.append(words[at : at + length])
         at += length
-    if first is None:
-        return image
-    return np.concatenate([words[:first], np.array(marks, "<u4"), words[first:]]).astype("<u4").tobytes()
+    parts.insert(place or len(parts), np.array(marks, "<u4"))
+    return np.concatenate(parts).astype("<u4").tobytes()
