@@ -105,7 +105,9 @@ def run(
         trueup run MODEL.gguf --chat -p "Name three rivers." --system "Be brief."
         git diff | trueup run MODEL.gguf --stop "diff --git" --json
     """
-    must_exist(model, draft_model, mtp)  # before anyone is asked for a prompt
+    must_exist(model)  # before anyone is asked for a prompt
+    if draft and drafter in (None, "mtp", "model"):  # what contradicts itself is told as that
+        must_exist(draft_model, mtp)
     text, demo = read_prompt(prompt, file, demo=model is None and not chat)
     if system is not None and not chat:
         raise typer.BadParameter("--system needs --chat")
